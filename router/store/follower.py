@@ -216,7 +216,8 @@ class Follower:
         # The changes so far may not be on disk, so write the place to disk, and them with it.
         # Otherwise, readers may see rows that a power cut removes.
         await self._keep_place(on_disk=True)
-        # A run that only the database has was cut off as it began, and made no call.
+        # Runs that only the database has are not resumed, as the log has no record of their calls.
+        # Most were killed as they began.
         interrupted = fold.interrupted | logged
         for run_id in await self._database.read(cancelled_among, list(interrupted)):
             del interrupted[run_id]

@@ -74,12 +74,12 @@ _RESUMABLE_S = 3600.0
 _RETENTION_S = 600.0
 _OVER_S = 120.0
 """Seconds after which a minute is over for this gateway."""
-_request = attrgetter("tenant", "request_id", "fingerprint")
-"""Fields that a request and its repetitions share."""
 _OVER_FOR_ALL_S = 86400.0
 """Seconds after which a minute is over for all gateways, even if their clocks differ."""
 _LARGE = 500
 """Number of calls above which the last record of a run is encoded in a thread."""
+_request_key = attrgetter("tenant", "request_id", "fingerprint")
+"""Returns the fields that a request and its repetitions share."""
 
 
 class LogJournal:
@@ -176,15 +176,13 @@ class LogJournal:
             earlier = await self._names.earlier(start)
             if earlier and earlier.holds(start.started_at):
                 return earlier.earlier_run(start)
-            for run_id, run in self._unfinished.items():
-                if _request(run.start) != _request(start):
+            for run_id, run in reversed(self._unfinished.items()):
+                if _request_key(run.start) != _request_key(start):
                     continue
-                if why := _differs(run, start):
-                    _log.warning(
-                        "store.run_restarted", run_id=start.id, interrupted=run_id, why=why
-                    )
-                else:
+                if not (why := _differs(run, start)):
                     start = replace(start, resumes=run_id)
+                    break
+                _log.warning("store.run_restarted", run_id=start.id, interrupted=run_id, why=why)
 
         if start.resumes and (why := _differs(self._unfinished.get(start.resumes), start)):
             raise BadRequest(
