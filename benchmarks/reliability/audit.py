@@ -84,7 +84,7 @@ def compared(
             "a repeated question resumes its interrupted run": [
                 later.id
                 for earlier, later in pairwise(
-                    # A run that was killed as it began has no calls, and knows no earlier run.
+                    # A run that was killed as it began made no call, and resumes no earlier run.
                     sorted((run for run in runs.values() if run.calls), key=attrgetter("request"))
                 )
                 if earlier.request == later.request

@@ -37,7 +37,7 @@ class Indexes(Frozen):
     """All indexes of a gateway, by name. They can be searched only within a scope."""
 
     retrievers: Mapping[str, IndexRetriever]
-    """The retriever of each index."""
+    """Retrievers by the name of their index."""
     uploads: Callable[[str], IndexRetriever] | None = None
     """Returns the retriever of a tenant's uploads; None if tenants upload nothing."""
 

@@ -32,7 +32,6 @@ _Filter = Annotated[
     ),
 ]
 _NONE: list[Any] = []
-ArgModelBase.model_config["extra"] = "forbid"  # refuse arguments that a tool does not have
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
@@ -78,6 +77,8 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
     """Return an MCP server with the tools `ask`, `table` and `search`, which call the gateway of
     `client`. If the gateway returns an error, the tool's result is that error.
     """
+    # The library has no option to refuse unknown arguments
+    ArgModelBase.model_config["extra"] = "forbid"
     server = MCPServer("rolegate", version=version("rolegate"), log_level="WARNING")
 
     @server.tool(annotations=_READS)

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, ClassVar
@@ -135,14 +136,15 @@ def _with_lines(text: str, file: Path | None, lines: Sequence[int]) -> str:
     return re.sub(r"\brows\[(\d{1,9})\]", lambda row: f"{file}, line {lines[int(row[1])]}", text)
 
 
+@dataclass
 class TableView(RunView):
     """Shows a run that fills a table: progress while it runs, and the table at the end."""
 
     doing = "filling"
-    _rows = frozenset[str]()
-    _under_way = 0
-    _last = ""
-    _due = 0.0
+    _rows: set[str] = field(default_factory=set, init=False)
+    _under_way: int = field(default=0, init=False)
+    _last: str = field(default="", init=False)
+    _due: float = field(default=0.0, init=False)
 
     def so_far(self, event: pb.StreamTableResponse) -> str:
         """Return the progress after an event as one line: the number of rows, the running
@@ -152,7 +154,8 @@ class TableView(RunView):
         self._under_way += event.HasField("sub_query_dispatched") - event.HasField("reported")
         changed = event.row_changed
         if changed.HasField("row"):
-            self._rows = self._rows - {*changed.row.merged_row_ids} | {changed.row_id}
+            self._rows -= {*changed.row.merged_row_ids}
+            self._rows.add(changed.row_id)
             self._last = f": {', '.join(cell.value or '·' for cell in changed.row.cells)}"
         rows = counted(len(self._rows), "row")
         sub_queries = "sub-query" if self._under_way == 1 else "sub-queries"

@@ -58,7 +58,7 @@ def problems(config: Config) -> list[str]:
         for wrong, at, problem in _role(key, role, config)
     ]
     rules += [
-        *_server(config),
+        *_server_and_tables(config),
         *_tools(config),
         *_versions(config),
         *_embedder(config),
@@ -138,7 +138,7 @@ _Rules = Iterator[tuple[object, str, str]]
 """Results of checks: whether a key is wrong, the key, and the message in that case."""
 
 
-def _server(config: Config) -> _Rules:
+def _server_and_tables(config: Config) -> _Rules:
     server = config.server
     alike = (
         server.http is not None

@@ -39,7 +39,7 @@ this process dies, even if this process is killed. Elsewhere, there are none.
 _log = structlog.get_logger("engine")
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class ServerProcess:
     """A server that answers `GET /health` with 200 when it is ready. Its output goes to a file."""
 
@@ -47,6 +47,7 @@ class ServerProcess:
     """The server's name in messages."""
     command: Sequence[str]
     port: int
+    """Port on 127.0.0.1."""
     log: Path
     """File for its output."""
     environment: Mapping[str, str]

@@ -29,7 +29,8 @@ MAX_TOP_K = 100
 MAX_PASSAGES = 2560
 """Max passages of one search, for all of its queries together."""
 MAX_BODY_BYTES = 1 << 20
-_MAX_BYTES = 3 << 20
+_MAX_BYTES = 4_000_000
+"""Max bytes of a response, below the 4 MiB that gRPC clients accept by default."""
 
 _log = structlog.get_logger()
 
@@ -105,10 +106,10 @@ class RetrievalServicer(RetrievalServiceServicer):
             index_id=self._indexes.index_id(scope) or "",
             filtered=request.HasField("filter"),
         )
-        if response.ByteSize() > _MAX_BYTES:
+        if (size := response.ByteSize()) > _MAX_BYTES:
             raise BadRequest(
-                f"queries: their passages have {response.ByteSize()} bytes, at most {_MAX_BYTES} "
-                "fit into a response; send fewer queries, or a lower top_k."
+                f"queries: their passages have {size} bytes, and a response at most {_MAX_BYTES}; "
+                "send fewer queries, or lower top_k."
             )
         return response
 

@@ -176,7 +176,7 @@ async def test_a_refusal_is_the_tool_s_error(gateway: str, question: str, messag
 async def test_an_unknown_argument_is_refused(
     gateway: str, tool: str, arguments: dict[str, object], unknown: str
 ) -> None:
-    """A misspelt filter would widen the search without a word."""
+    """Otherwise a misspelt filter would silently widen the search."""
     async with client(gateway) as session:
         result = await session.call_tool(tool, arguments)
     assert result.is_error

@@ -51,9 +51,9 @@ class EventsToProto:
         """`earlier`: events before the first one to convert, which the client already has. They are
         needed for the state of a table.
         """
-        self._message: Any = (
-            pb.StreamTableResponse if kind == "table" else answer_pb.StreamAnswerResponse
-        )
+        self._message: Any = answer_pb.StreamAnswerResponse
+        if kind == "table":
+            self._message = pb.StreamTableResponse
         self._state = TableEvents(earlier)
 
     async def one(self, number: int, event: Event) -> Any:

@@ -241,8 +241,8 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._converting = asyncio.Lock()
-        """Held while an event is converted, until the next step of the event loop. All watchers of
-        a run wake in the same step; with the lock, each step converts for one of them.
+        """Held until the next step of the event loop, so that each step converts one event for one
+        watcher. Otherwise all watchers of a run, which wake in the same step, would hold it.
         """
 
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
