@@ -17,11 +17,14 @@ from router.amount import Amount
 from router.errors import QuotaExhausted, RolegateError
 from router.models import Usage
 from router.store import Database, LogJournal
+from router.store import journal as journal_module
 from router.trace import Call
 from tests.router.store.entries import NOW, ended, opened, start
 from tests.router.store.stored import run
 
 WORST = Amount(10, 10)
+LONG_S = 10 * 365 * 86400.0
+"""Time after which a gateway of the tests deletes the sums of a minute: `NOW` is long past."""
 
 
 async def spend(journal: LogJournal, name: str, most_calls: int) -> int:
@@ -122,6 +125,7 @@ async def gateway(url: str) -> AsyncIterator[Gateway]:
 
 
 async def _main(url: str) -> None:
+    journal_module._OVER_FOR_ALL_S = LONG_S
     database = await Database.open(url)
     async with LogJournal.writing(database) as journal:
         print("> ready", flush=True)

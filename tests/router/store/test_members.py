@@ -25,12 +25,18 @@ from router.trace import Call
 from router.trace.turns import AgentId
 from tests.router.store.disks import no_file_beyond
 from tests.router.store.entries import DAY, MONTH, NOW, change, ended, opened, rows, spent, start
-from tests.router.store.gateway import WORST, gateway
+from tests.router.store.gateway import LONG_S, WORST, gateway
 from tests.router.store.stored import put, run
 from tests.router.store.test_follower import Counted
 from tests.router.store.test_quota import MINUTE, keyed
 
 pytestmark = pytest.mark.postgres
+
+
+@pytest.fixture(autouse=True)
+def _keep_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that joins does not delete the sums of the minute of `NOW`."""
+    monkeypatch.setattr("router.store.journal._OVER_FOR_ALL_S", LONG_S)
 
 
 @pytest.fixture
