@@ -13,6 +13,7 @@ import pytest
 from executor_sft.jsonl import JsonlFile
 from serving.cli.main import main
 from serving.files import private_files, replacing, write_atomically
+from tests import embedding, scripted_gateway
 from tests.router.store.stored import put, run
 from tests.store_config import write_config
 
@@ -91,6 +92,32 @@ def test_an_export_is_private(stored: Path, name: str) -> None:
     """This holds even if a file that all may read is replaced."""
     (stored / name).touch(0o644)
     assert main(["runs", "export", "--out", name, "--force"]) == 0
+    assert shared(stored) == []
+
+
+def test_an_export_of_the_store_is_private(stored: Path) -> None:
+    assert main(["store", "export", "exported"]) == 0
+    assert (stored / "exported").exists()
+    assert shared(stored) == []
+
+
+def test_an_index_is_private(stored: Path) -> None:
+    (stored / "docs").mkdir(0o700)
+    document = stored / "docs/bees.md"
+    document.touch(0o600)
+    document.write_text("Bees are insects.")
+    with embedding.endpoint() as endpoint:
+        command = ["index", "build", "docs", "--out", "index", *embedding.options(endpoint)]
+        assert main(command) == 0
+    assert shared(stored) == []
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.xlsx", "t.md", "t.json"])
+def test_a_file_with_a_table_is_private(stored: Path, name: str) -> None:
+    with scripted_gateway.running() as address:
+        command = ["table", "the cities", "--columns", "city*, founder", "--address", address]
+        assert main([*command, "--out", name]) == 0
+    assert (stored / name).exists()
     assert shared(stored) == []
 
 
