@@ -47,7 +47,8 @@ class RetrievalServiceServicer:
     """
 
     def Search(self, request, context):
-        """Returns the passages that match each query of a batch best.
+        """Returns the passages that match each query of a batch best. A search has at most 256 queries and 2,560 passages, and
+        its response at most 4,000,000 bytes; INVALID_ARGUMENT beyond that.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,9 @@ class RetrievalServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RetrievalServiceAsyncStub: ...
     Search: _grpc.UnaryUnaryMultiCallable[_retrieval_service_pb2.SearchRequest, _retrieval_service_pb2.SearchResponse]
-    """Returns the passages that match each query of a batch best."""
+    """Returns the passages that match each query of a batch best. A search has at most 256 queries and 2,560 passages, and
+    its response at most 4,000,000 bytes; INVALID_ARGUMENT beyond that.
+    """
 
 @_typing.type_check_only
 class RetrievalServiceAsyncStub(RetrievalServiceStub):
@@ -42,7 +44,9 @@ class RetrievalServiceAsyncStub(RetrievalServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Search: _aio.UnaryUnaryMultiCallable[_retrieval_service_pb2.SearchRequest, _retrieval_service_pb2.SearchResponse]  # type: ignore[assignment]
-    """Returns the passages that match each query of a batch best."""
+    """Returns the passages that match each query of a batch best. A search has at most 256 queries and 2,560 passages, and
+    its response at most 4,000,000 bytes; INVALID_ARGUMENT beyond that.
+    """
 
 class RetrievalServiceServicer(metaclass=_abc_1.ABCMeta):
     """Retrieves passages from one index."""
@@ -53,6 +57,8 @@ class RetrievalServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _retrieval_service_pb2.SearchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_retrieval_service_pb2.SearchResponse, _abc.Awaitable[_retrieval_service_pb2.SearchResponse]]:
-        """Returns the passages that match each query of a batch best."""
+        """Returns the passages that match each query of a batch best. A search has at most 256 queries and 2,560 passages, and
+        its response at most 4,000,000 bytes; INVALID_ARGUMENT beyond that.
+        """
 
 def add_RetrievalServiceServicer_to_server(servicer: RetrievalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
