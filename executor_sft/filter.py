@@ -190,7 +190,11 @@ def filtered(
             candidates = list(_rollout_candidates(rollout, none=none))
         else:
             candidates = list(_group_candidates(rollout, none=none))
-        asked = {work.sub_query for _, work, *_ in candidates if isinstance(work, Execution)}
+        asked = {
+            candidate.work.sub_query
+            for candidate in candidates
+            if isinstance(candidate.work, Execution)
+        }
         leaked = _leaked(question.text, asked, held_out) if held_out else None
 
         for stratum, work, flaw, ask in candidates:

@@ -260,7 +260,7 @@ class OpenAIHTTP:
             await self._pool.post(
                 target, lambda: target.request(msgspec.json.encode(body()), name), reply
             )
-        except _Enough:
+        except _Enough:  # the rest of the reply is not needed
             pass
         except _FOREIGN as error:
             if not reply.streamed.complete:

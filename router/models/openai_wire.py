@@ -101,9 +101,9 @@ _MAX_ODD = 16
 costs more.
 """
 _THINKING = re.compile("think|reason|thought|summary")
-_NO_TEXT = re.compile("tool|citation|reference")
-"""Matches types of content parts that are not the model's own text."""
 """Matches the type of a content part that is reasoning."""
+_NO_TEXT = re.compile("tool|citation|reference")
+"""Matches the type of a content part that is not the model's own text."""
 
 
 class MessageReply(Frozen, gc=False):

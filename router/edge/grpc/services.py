@@ -277,7 +277,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         identity = caller()
         run = await self._runs.get(request.run_id, identity)
         to_proto = EventsToProto(run.kind, run.events[: max(0, after)])
-        # While a run is running, the client may have more events from the run's own gateway
+        # Of a running run, the client may have more events, from the run's own gateway.
         first = min(after, len(run.events)) if run.status == "running" else after
         field = "table_event" if run.kind == "table" else "event"
         async for number, item in self._runs.watch(request.run_id, first, identity):

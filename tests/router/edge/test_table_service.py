@@ -258,11 +258,14 @@ async def test_events_are_converted_for_one_watcher_after_the_other(
 ) -> None:
     """Many watchers do not hold the event loop for the sum of their conversions."""
     converted = Counter[int]()
+    caught_up = asyncio.Event()
     step = 0
     convert = EventsToProto.one
 
     async def counted(self: EventsToProto, number: int, event: Event) -> Any:
         converted[step] += 1
+        if converted.total() == 20 * 8:  # all watchers have the events so far
+            caught_up.set()
         return await convert(self, number, event)
 
     async def count_steps() -> None:
@@ -279,15 +282,15 @@ async def test_events_are_converted_for_one_watcher_after_the_other(
         await ended(services.script.waiting.wait())
         monkeypatch.setattr(EventsToProto, "one", counted)
         counting = asyncio.create_task(count_steps())
-        request = run_pb.WatchRunRequest(run_id=response.run_id, after_event_number=8)
+        request = run_pb.WatchRunRequest(run_id=response.run_id)
         watching = [
             asyncio.create_task(_drained(services.runs.WatchRun(request))) for _ in range(20)
         ]
-        await asyncio.sleep(0.2)
+        await ended(caught_up.wait())
         services.script.let.set()
         await ended(asyncio.gather(*watching))
         counting.cancel()
-    assert converted.total() >= 20
+    assert converted.total() >= 20 * 9
     assert max(converted.values()) == 1
 
 

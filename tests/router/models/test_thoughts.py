@@ -25,8 +25,8 @@ TAGS = (
     "think thinking thought thoughts reasoning reflection Think seed:think mm:think "
     "think:a1b2 ifm|think_fast reason "
     "analysis scratchpad think_never_used_51bce0c7 "
-    "scratch_pad scratch-pad reflecting reflections chain-of-thought chainOfThought inner-monologue "
-    "innerThoughts internal_reasoning self-reflection self_reflection thought_process "
+    "scratch_pad scratch-pad reflecting reflections chain-of-thought chainOfThought "
+    "inner-monologue innerThoughts internal_reasoning self-reflection self_reflection thought_process "
     "thought-process reasoningProcess "
     "rationale plan planning deliberation brainstorm internal hidden contemplation ponder "
     "considerations inner_voice inner-dialogue 思考 思考过程 推理 思维链 размышление razonamiento"
@@ -71,13 +71,19 @@ FORMS = {
     "s1": f"<|im_start|>think\n{THOUGHT}<|im_end|>\n<|im_start|>answer\n{SEARCH}<|im_end|>",
     "GLM": f"<think>{THOUGHT}</think><|begin_of_box|>{SEARCH}<|end_of_box|>",
     "GLM, without a thought": f"<|begin_of_box|>{SEARCH}<|end_of_box|>",
-    "an answer between marks": f"<think>{THOUGHT}</think><|start_of_answer|>{SEARCH}<|end_of_answer|>",
-    "an answer between other marks": f"<think>{THOUGHT}</think><|answer_start|>{SEARCH}<|answer_end|>",
+    "an answer between marks": (
+        f"<think>{THOUGHT}</think><|start_of_answer|>{SEARCH}<|end_of_answer|>"
+    ),
+    "an answer between other marks": (
+        f"<think>{THOUGHT}</think><|answer_start|>{SEARCH}<|answer_end|>"
+    ),
     "Kimi": f"◁think▷{THOUGHT}◁/think▷{SEARCH}",
     "Cohere": (
         f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_RESPONSE|>{SEARCH}<|END_RESPONSE|>"
     ),
-    "Cohere, an action": f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>{SEARCH}",
+    "Cohere, an action": (
+        f"<|START_THINKING|>{THOUGHT}<|END_THINKING|><|START_ACTION|>[]<|END_ACTION|>{SEARCH}"
+    ),
     "Sky-T1": (
         f"<|begin_of_thought|>{THOUGHT}<|end_of_thought|>\n<|begin_of_solution|>{SEARCH}<|"
         "end_of_solution|>"

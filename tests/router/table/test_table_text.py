@@ -110,8 +110,8 @@ MANNERS = {
         "**Founded:** 1400"
     ),
     "blocks in a numbered list": (
-        "1. **City:** Krurou\n   - **Founder:** Ana Ruiz\n   - **Founded:** 1321\n2. **City:** Bel\n"
-        "   - **Founded:** 1400"
+        "1. **City:** Krurou\n   - **Founder:** Ana Ruiz\n   - **Founded:** 1321\n"
+        "2. **City:** Bel\n   - **Founded:** 1400"
     ),
     "Python": f"Here's the list:\n```python\ncities = {_RECORDS}\n```",
     "JSON5": (
