@@ -277,7 +277,7 @@ async def _searched(
 
     await search("warm up")
     started = time.perf_counter()
-    waits = await in_flight(search, queries, callers, lambda: None)
+    waits = await in_flight(search, queries, callers)
     per_s = len(queries) / (time.perf_counter() - started)
     await searcher.close()
     return median(waits), per_s

@@ -126,7 +126,7 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
             order.per_s,
             seed=order.first,
         )
-    return await asking.in_flight(timed(ask), numbers, order.at_once, lambda: None)
+    return await asking.in_flight(timed(ask), numbers, order.at_once)
 
 
 class LoadResult(Frozen):

@@ -16,7 +16,7 @@ async def in_flight(
     ask: Callable[[Item], Awaitable[Result]],
     items: Iterable[Item],
     at_once: int,
-    on_done: Callable[[], None],
+    on_done: Callable[[], None] = lambda: None,
 ) -> list[Result]:
     """Call `ask` for each item, at most `at_once` calls at a time, and return the results in the
     order of the items.

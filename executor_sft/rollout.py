@@ -338,7 +338,7 @@ class RolloutWorker(Frozen):
             capped = [await sample(number, one) for one in (() if needless else self.capped)]
             return SubQueryRollout(teacher, student, tuple(capped))
 
-        rollouts = await in_flight(work, range(len(filled.asks)), limits.width, lambda: None)
+        rollouts = await in_flight(work, range(len(filled.asks)), limits.width)
         check_some((rollout.student.execution for rollout in rollouts), failures)
         return Rollout(question, filled, Verdict(reports.right), tuple(rollouts))
 

@@ -209,9 +209,7 @@ class Sweep(Frozen):
     ) -> dict[str, str]:
         """Run the rollouts of one cell. See `run`."""
         plan = self.plan
-        on_task = spread(
-            runtime, lambda runtime: partial(ask, cell, plan, judge, runtime), self.ray
-        )
+        on_task = spread(runtime, partial(partial, ask, cell, plan, judge), self.ray)
 
         async def roll_out(task: Task) -> None:
             self.rows.append(await on_task(task))

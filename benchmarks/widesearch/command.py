@@ -40,7 +40,7 @@ from benchmarks.widesearch.tasks import (
 from executor_sft.command import Count
 from executor_sft.evaluate import paired_difference
 from executor_sft.jsonl import JsonlFile
-from executor_sft.runtime import Runtime, open_runtime
+from executor_sft.runtime import Runtime, open_runtime, spread
 from router.errors import BadRequest, UpstreamError
 from router.frozen import Frozen
 from router.table.table_text import to_markdown
@@ -64,6 +64,8 @@ _NOTE = (
     "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over groups of tasks "
     "that share entities (`group` in tasks.jsonl; a task without one is a group alone)."
 )
+_Asked = tuple[Task, int]
+"""A task, and the number of the response to it, from 0."""
 _DATEPARSER = "1.2.1"
 """Version in WideSearch's lock file. Other versions parse some texts as different dates."""
 
@@ -99,6 +101,10 @@ class Options(harness.Options, kw_only=True):
     """Tables filled, and responses scored, at the same time."""
     timeout: Annotated[float, Meta(gt=0)] = 1800.0
     """Max seconds for a table."""
+    ray: str | None = None
+    """With wide_written or wide_single: work on this Ray cluster: local (this machine's cores), or
+    the HOST:PORT of its head.
+    """
 
 
 class ScoredResponse(Frozen):
@@ -141,6 +147,10 @@ async def measure(options: Options) -> Figures:
         raise BadRequest(
             "a gateway fills tables only with the topology wide; leave out --topology or --address."
         )
+    if options.ray and not written:
+        raise BadRequest(
+            "--ray: spreads wide_written and wide_single only; give --topology, or leave it out."
+        )
     if not (options.address or options.responses or written):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
     need("widesearch", "dateparser", "pandas")
@@ -150,8 +160,8 @@ async def measure(options: Options) -> Figures:
     file = options.responses or out / f"responses.{options.topology}.jsonl"
     compared = read_responses(options.against, tasks, options.runs) if options.against else {}
 
-    async def score(asked: tuple[Task, int, Mapping[str, Sequence[Response]]]) -> ScoredResponse:
-        task, run, by_task = asked
+    async def score(by_task: Mapping[str, Sequence[Response]], asked: _Asked) -> ScoredResponse:
+        task, run = asked
         response = by_task[task.instance_id][run]
         scores = {
             rules: await scores_of(task, response.response or "", judge, rules)
@@ -167,8 +177,8 @@ async def measure(options: Options) -> Figures:
             async with AsyncClient(options.address) as client:
                 await _ask(partial(_from_gateway, client, options.timeout), tasks, file, options)
         elif runtime and options.topology != "wide":
-            ask = partial(_from_models, runtime, options.topology, options.timeout)
-            await _ask(ask, tasks, file, options)
+            work = partial(partial, _from_models, options.topology, options.timeout)
+            await _ask(spread(runtime, work, options.ray), tasks, file, options)
         responses = read_responses(file, tasks, options.runs)
         judge = CellJudge(runtime.judge.role if runtime and runtime.judge else None)
         if options.judge and judge.role is None:
@@ -176,12 +186,9 @@ async def measure(options: Options) -> Figures:
                 f"{options.models}: has no [distillation.judge]; add it, or give --no-judge."
             )
         runs = list(product(tasks, range(options.runs)))
-        scored = await in_flight(
-            score, [(*run, responses) for run in runs], options.in_flight, "scoring"
-        )
-        others = await in_flight(
-            score, [(*run, compared) for run in runs if compared], options.in_flight, "scoring"
-        )
+        scored = await in_flight(partial(score, responses), runs, options.in_flight, "scoring")
+        old_runs = runs if compared else []
+        others = await in_flight(partial(score, compared), old_runs, options.in_flight, "scoring")
     if judge.unreadable:
         complain(
             f"{judge.unreadable:,} replies of the judge could not be parsed; "
@@ -224,22 +231,22 @@ def shown(figures: dict[str, Any]) -> None:
 
 
 async def _ask(
-    ask: Callable[[Task, int], Awaitable[Response]],
+    ask: Callable[[_Asked], Awaitable[Response]],
     tasks: Sequence[Task],
     file: Path,
     options: Options,
 ) -> None:
     """Ask for the responses that `file` does not have yet, and append them to it.
 
-    `ask`: returns a response to a task; its second argument is the number of the response, from 0.
-    Raises `BadRequest` if tasks failed, and `GatewayError` if the gateway cannot be reached.
+    `ask`: returns a response to a task. Raises `BadRequest` if tasks failed, and `GatewayError` if
+    the gateway cannot be reached.
     """
     failed: list[str] = []
 
-    async def attempt(asked: tuple[Task, int]) -> None:
-        task, run = asked
+    async def attempt(asked: _Asked) -> None:
+        task, _ = asked
         try:
-            kept.append(await ask(task, run))
+            kept.append(await ask(asked))
         except (GatewayError, UpstreamError) as error:
             if isinstance(error, GatewayError) and error.connection_broke:
                 raise
@@ -265,12 +272,12 @@ async def _ask(
 async def _from_gateway(
     client: AsyncClient,
     timeout_s: float,
-    task: Task,
-    _run: int,
+    asked: _Asked,
 ) -> Response:
     """Return a gateway's response to a task. It has no table if the gateway could not make one.
     Shared reports of earlier runs are not used, because they would lower the token counts.
     """
+    task, _ = asked
     columns = [
         pb.Column(name=column.name, key=column.key, type=f"COLUMN_TYPE_{column.type.upper()}")
         for column in columns_of(task)
@@ -290,15 +297,15 @@ async def _from_gateway(
 
 
 async def _from_models(
-    runtime: Runtime,
     topology: Writing,
     timeout_s: float,
-    task: Task,
-    run: int,
+    runtime: Runtime,
+    asked: _Asked,
 ) -> Response:
-    """Let models write a whole table, and return it as a response to the task. `run`: number of the
-    response, which is also the seed of the models.
+    """Let models write a whole table, and return it as a response to the task. The number of the
+    response is also the seed of the models.
     """
+    task, run = asked
     loop = writing(runtime.sampled(run), topology)
     context = runtime.context(timeout_s)
     text = await written_table(loop, task.query, columns_of(task), context)
@@ -309,13 +316,13 @@ async def _from_models(
 
 
 def tables_of(
-    scored: Sequence[ScoredResponse], runs: int, others: Sequence[ScoredResponse] = ()
+    scored: Sequence[ScoredResponse], runs: int, others: Sequence[ScoredResponse]
 ) -> list[ReportTable]:
     """Return the report's tables of scores: one for each set of rules and each of Avg@N and Max@N,
     with means over tasks and their intervals.
 
-    `runs`: number of responses to each task. `others`: other responses to the same tasks; if given,
-    there is also a table with the differences between the two for each set of rules.
+    `runs`: number of responses to each task. `others`: other responses to the same tasks; if there
+    are any, there is also a table with the differences between the two for each set of rules.
     """
     none: _Group = {}
     folds = [(name, name, fold, none) for name, fold in _FOLDS.items()]
@@ -325,16 +332,7 @@ def tables_of(
         ReportTable.of(
             f"{rules}-{key}",
             f"{rules.capitalize()}, {name}@{runs}" + ", minus that of --against" * bool(old),
-            [
-                _line(
-                    group,
-                    tasks,
-                    rules,
-                    fold,
-                    old,
-                )
-                for group, tasks in _grouped(scored).items()
-            ],
+            [_line(group, tasks, rules, fold, old) for group, tasks in _grouped(scored).items()],
             note=_NOTE,
         )
         for rules in get_args(RuleSet)
@@ -413,7 +411,7 @@ def write_report(
     title: str,
     tables: Sequence[ReportTable],
     scored: Sequence[ScoredResponse],
-    notes: Sequence[str] = (),
+    notes: Sequence[str],
 ) -> None:
     """Write the report into `folder`: the tables and `notes` as Markdown, and the scores of each
     response as CSV.

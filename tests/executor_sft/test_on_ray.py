@@ -1,5 +1,6 @@
-"""`rolegate sft rollout` and `mine`, and `rolegate bench sweep`, on a real Ray cluster of two nodes
-with a worker each: they write what they write without Ray, also when a worker or a node dies.
+"""`rolegate sft rollout` and `mine`, `rolegate bench sweep` and `widesearch`, on a real Ray cluster
+of two nodes with a worker each: they write what they write without Ray, also when a worker or a
+node dies.
 """
 
 import asyncio
@@ -13,11 +14,15 @@ import pytest
 from executor_sft.step import read_manifest
 from router.models import Prompt
 from tests.benchmarks import test_sweep
+from tests.benchmarks.baselines.test_written_tables import TABLE
 from tests.benchmarks.test_sweep import rows
+from tests.benchmarks.widesearch import made_tasks
+from tests.benchmarks.widesearch.made_tasks import TEXT
 from tests.conftest import Ended
 from tests.executor_sft import test_rollout
 from tests.executor_sft.test_rollout import QUESTIONS, SAMPLED, Endpoint, logged, sampled
 from tests.ray_cluster import RayCluster, ray_cluster, run, start
+from tests.serving.test_topologies import SEARCH
 
 pytestmark = pytest.mark.slow
 endpoint = test_rollout.endpoint
@@ -124,6 +129,31 @@ async def test_mined_rollouts_are_the_same(
     for ended in await both(cluster, command, tmp_path):
         assert ended.status == 0, ended.err
     assert written(tmp_path / "on_ray") == written(tmp_path / "without")
+
+
+async def test_tables_that_models_write_are_the_same(
+    cluster: RayCluster, config: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    names = [f"t{number}" for number in range(4)]
+    gold = "film,director\nHeat,Michael Mann"
+    folder = made_tasks.written(
+        tmp_path / "tasks",
+        [made_tasks.task(gold, TEXT, TEXT, name=name) for name in names],
+    )
+    endpoint.models["backbone"] = lambda prompt: TABLE if len(prompt.messages) > 2 else SEARCH
+    command = (
+        *("bench", "widesearch", "--config", config, "--tasks", folder, "--no-judge"),
+        *("--topology", "wide_single", "--runs", 2, "--out"),
+    )
+    for ended in await both(cluster, command, tmp_path):
+        assert ended.status == 0, ended.err
+    without, on_ray = (
+        sorted((tmp_path / name / "responses.wide_single.jsonl").read_bytes().splitlines())
+        for name in ("without", "on_ray")
+    )
+    assert on_ray == without
+    assert len(without) == 2 * len(names)
+    assert b"| Heat | Michael Mann |" in without[0]
 
 
 async def test_errors_of_questions_are_the_same(

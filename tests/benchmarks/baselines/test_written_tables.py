@@ -65,7 +65,7 @@ async def test_a_response_to_a_task_has_table_and_tokens(tmp_path: Path) -> None
         server.plays(*map(says, WRITE["wide_single"]))
         config = config_of(tmp_path, server.base_url, port)
         async with open_runtime(config, lambda _told: None) as runtime:
-            response = await _from_models(runtime, "wide_single", 60.0, task, 0)
+            response = await _from_models("wide_single", 60.0, runtime, (task, 0))
     assert response.response is not None
     assert response.response.splitlines()[::4] == ["```markdown", "```"]
     assert "| Heat | Michael Mann |" in response.response

@@ -114,6 +114,10 @@ def test_runs_are_averaged_by_task(
             "give --no-judge, or --judge",
         ),
         (
+            "--runs 1 --address localhost:9 --no-judge --ray local",
+            "--ray: spreads wide_written and wide_single only; give --topology, or leave it out.",
+        ),
+        (
             "--runs 1 --responses nowhere.jsonl --no-judge",
             "nowhere.jsonl: cannot be read (No such file",
         ),
