@@ -97,7 +97,7 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "`telemetry.prometheus` names the address at which Prometheus reads them. Counters end in",
+        "`telemetry.metrics` names the address at which Prometheus reads them. Counters end in",
         "`_total`, histograms have `_bucket`, `_sum` and `_count`. `make docs` makes this page.",
         "",
         "| name | kind | labels | |",
