@@ -221,8 +221,8 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
 
 
 _HINT = (
-    "A question may refer to the ones before it.\nCommands: /new, /index [NAME ...], /good, "
-    "/bad [RIGHT ANSWER], /usage, /help, /quit."
+    "A question may refer to the ones before it.\nCommands: /new, /index [NAME ...], /right, "
+    "/wrong [RIGHT ANSWER], /usage, /help, /quit."
 )
 _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
@@ -236,8 +236,8 @@ class ChatOptions(GatewayOptions):
 
       /new                  begin a new conversation
       /index [NAME ...]     search these indexes, or all
-      /good                 say that the last answer was right
-      /bad [RIGHT ANSWER]   say that the last answer was wrong
+      /right                say that the last answer was right
+      /wrong [RIGHT ANSWER] say that the last answer was wrong
       /usage                show the tokens and the cost of this chat's answers
       /help                 list the commands
       /quit                 end the chat
@@ -275,12 +275,12 @@ def chat(arguments: Sequence[str]) -> int:
                 match re.sub("^/", ":", line).split(maxsplit=1):
                     case []:
                         pass
-                    case [":good" | ":bad", *_] if last is None:
+                    case [":right" | ":wrong", *_] if last is None:
                         say("there is no last answer to rate: ask a question first", "yellow")
-                    case [(":good" | ":bad") as verdict, *right] if last is not None:
+                    case [(":right" | ":wrong") as verdict, *right] if last is not None:
                         client.feedback(
                             last.run_id,
-                            accepted=verdict == ":good",
+                            accepted=verdict == ":right",
                             right_answer="".join(right),
                         )
                         say(f"your feedback is stored with run {last.run_id}")

@@ -93,9 +93,9 @@ class ResumeOptions(JSONRunOptions):
 class FeedbackOptions(RunOptions):
     """Options of `runs feedback`."""
 
-    good: Annotated[bool, exclusive("verdict")] = False
+    right: Annotated[bool, exclusive("verdict")] = False
     """Say that the answer was right."""
-    bad: Annotated[bool, exclusive("verdict")] = False
+    wrong: Annotated[bool, exclusive("verdict")] = False
     """Say that the answer was wrong."""
     score: float | None = None
     """Rate the answer from 0 to 1."""
@@ -321,12 +321,14 @@ def _cancel(client: Client, options: RunOptions) -> None:
 
 def _feedback(client: Client, options: FeedbackOptions) -> None:
     """Rate an answer, and store the feedback with its run."""
-    rated = options.good or options.bad or options.score is not None
+    rated = options.right or options.wrong or options.score is not None
     if not (rated or options.right_answer or options.comment):
-        raise BadRequest("no feedback: give --good, --bad, --score, --right-answer or --comment.")
+        raise BadRequest(
+            "no feedback: give --right, --wrong, --score, --right-answer or --comment."
+        )
     name = client.feedback(
         options.run_id,
-        accepted=options.good if options.good or options.bad else None,
+        accepted=options.right if options.right or options.wrong else None,
         score=options.score,
         right_answer=options.right_answer,
         comment=options.comment,

@@ -74,7 +74,7 @@ def outputs(contract: Contract, tmp_path_factory: pytest.TempPathFactory) -> dic
     run_id = asked[0]["run_id"]
     run("ask", "@command Which one?", "--stream", *at, name="ask --stream")
     run("runs list", "--limit", "3", *at)
-    printed("runs", "feedback", run_id, "--good", "--score", "1", *at)
+    printed("runs", "feedback", run_id, "--right", "--score", "1", *at)
     run("runs show", run_id, *at)
     run("runs watch", run_id, *at)
     run("search", "Which one?", *at)

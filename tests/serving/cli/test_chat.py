@@ -195,14 +195,14 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
     )
     async with served(deployment) as (address, store):
         lines = [
-            ":good",
+            ":right",
             DIRECTOR,
-            ":good",
+            ":right",
             DIRECTOR,
-            ":bad",
-            ":bad Michael  Mann",
+            ":wrong",
+            ":wrong Michael  Mann",
             "x" * 5000,
-            ":good",
+            ":right",
             ":nonsense",
             "/frob now",
         ]
@@ -215,7 +215,7 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
         Feedback(second, accepted=False, right_answer="Michael  Mann"),
     ]
     assert run.err.count("there is no last answer") == 2
-    assert run.err.count("/bad [RIGHT ANSWER]") == 3
+    assert run.err.count("/wrong [RIGHT ANSWER]") == 3
     assert "\n:nonsense is not a command." in run.err
     assert "\n/frob is not a command." in run.err
 

@@ -123,7 +123,9 @@ def test_cancel_and_feedback_reach_the_gateway(
     """A completed run is unchanged."""
     assert main(["runs", "cancel", run_id, "--address", gateway]) == 0
     assert (
-        main(["runs", "feedback", run_id, "--bad", "--right-answer", "1944", "--address", gateway])
+        main(
+            ["runs", "feedback", run_id, "--wrong", "--right-answer", "1944", "--address", gateway]
+        )
         == 0
     )
     cancelled, noted = lines(capsys)
@@ -142,7 +144,7 @@ def test_cancel_and_feedback_reach_the_gateway(
         (["show", "run-0"], "run_id 'run-0': no such run is stored here."),
         (["watch", "run-0"], "run_id 'run-0'"),
         (["cancel", "run-0"], "run_id 'run-0'"),
-        (["feedback", "run-0"], "give --good, --bad"),
+        (["feedback", "run-0"], "give --right, --wrong"),
         (["list", "--since", "soon"], "'soon' is not a time"),
         (["list", "--limit", "-1"], "--limit: must be at least 1, got '-1'."),
         (["feedback", "run-0", "--comment", "caf\udce9"], "can't encode character '\\udce9'"),
