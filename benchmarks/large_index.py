@@ -56,7 +56,9 @@ class Options(harness.Options):
     passages: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     """Sizes of the indexes."""
     factories: tuple[str, ...] = ("Flat", "HNSW32,SQ8", "IVF,SQ8", "IVF,PQ48")
-    """Factories of FAISS. `IVF` without a number has the lists that suit the size of the index."""
+    """Kinds of index, as FAISS writes them (index factory). `IVF` without a number gets a number of
+    lists that suits the size of the index.
+    """
     memory_gb: float = 4.0
     """The limit `retrieval.memory_gb`."""
     dimension: int | None = None

@@ -51,7 +51,7 @@ class Tenant(Frozen):
     requests_per_day: int | None = None
     requests_per_month: int | None = None
     requests_per_minute: int | None = None
-    """Max number of requests in a minute of the clock."""
+    """Max number of requests in a calendar minute."""
     tokens_per_minute: int | None = None
     runs_in_flight: int | None = None
     """Max number of the tenant's runs that are under way at the same time."""
@@ -82,7 +82,7 @@ class Key(Frozen):
     key that does not expire.
     """
     requests_per_minute: int | None = None
-    """Max number of requests with the key in a minute of the clock; None for no limit."""
+    """Max number of requests with the key in a calendar minute; None for no limit."""
     tokens_per_minute: int | None = None
 
     @property

@@ -153,8 +153,8 @@ class Administration:
             )
         if tenant is not None and "operate" in chosen:
             raise BadRequest(
-                "scope operate: allowed for operators' keys only; leave out the tenant, or this "
-                "scope."
+                "scope operate: only a key without a tenant, an operator's key, can have it; leave "
+                "out the tenant, or this scope."
             )
         if len(label) > _LONGEST_LABEL or not label.isprintable():
             raise BadRequest(f"label: must be at most {_LONGEST_LABEL} printable characters.")

@@ -195,7 +195,9 @@ async def running_gateway(
 
 async def _check_addresses(address: str, http: str | None, access: Access) -> None:
     """Check that the gateway can listen on the addresses. An address that other machines can reach
-    is only allowed if a key exists, so that clients need one. Raises `BadConfig` and `StoreFailed`.
+    is allowed only if at least one key exists, because clients need a key only then.
+
+    Raises `BadConfig` and `StoreFailed`.
     """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if not wanted:

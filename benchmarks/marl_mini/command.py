@@ -87,7 +87,7 @@ class Options(harness.Options):
     seeds: Count = 5
     """trainings of each variant, each with another seed"""
     steps: Count = 80
-    """steps of a training, of 64 runs each"""
+    """training steps of each variant and seed; a step has 64 runs"""
     rate: Annotated[float, Meta(gt=0)] = 1e-3
     """learning rate"""
     only: tuple[str, ...] = ()

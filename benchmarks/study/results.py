@@ -31,7 +31,7 @@ class QuestionResult(Frozen, kw_only=True):
     question: str
     golds: tuple[str, ...]
     rollout: int
-    """Number of this answer among those to the same question in the same cell, from 0."""
+    """Index of this answer among all answers to the same question in the same cell, from 0."""
     answer: str
     outcome: str
     exact_match: bool

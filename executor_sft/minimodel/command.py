@@ -84,7 +84,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     tables: bool = False
     """also teach tables: the backbone learns to plan a table, executors to report lists of names"""
     talks: bool = False
-    """also teach conversations: the backbone learns to write follow-up questions in full"""
+    """also teach conversations: the backbone learns to rewrite follow-up questions so that they are
+    understood without the conversation
+    """
     start: Path | None = None
     """folder of a finished model whose weights the training starts from (default: random weights)
     """

@@ -79,7 +79,7 @@ class Options(StepOptions):
     delegator: str = BASE
     """the delegator at the start, which is base or the folder of an adapter"""
     model: Path | None = None
-    """folder of the base model of roles whose engine the config does not start"""
+    """folder with the base model; needed for roles that run on no engine of the config"""
     steps: Count = 20
     """updates in total"""
     concurrency: Count = 8

@@ -130,7 +130,9 @@ def _reward(group: Group, run: Run, recipe: ReinforceRecipe) -> RewardParts:
 
 
 def _trained(run: Run, roles: Container[str]) -> Iterator[_Agent]:
-    """Yield the agents of a run that are trained, each with the turns that are trained."""
+    """Yield each agent of the run whose role is in `roles`, with those of its turns on which the
+    training updates the role.
+    """
     assert isinstance(run.result, Trajectory | TableRun)
     readable = is_readable(run.result)
     for work in work_of(run):

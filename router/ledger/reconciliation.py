@@ -186,8 +186,9 @@ class VLLMCounts(Frozen):
 
 
 def _count(metrics: str, endpoint: str) -> EngineCount:
-    """Return the counters in the text of `/metrics`, summed over all labels. The start is the time
-    at which the counters were created, or if it is absent, the start of the process.
+    """Return the counters in the text of `/metrics`, summed over all labels. `start` is the time
+    at which the counters were created. If the engine does not report it, `start` is the time at
+    which the engine's process started.
     """
     samples: dict[str, list[float]] = {}
     for name, value in _SAMPLE.findall(metrics):

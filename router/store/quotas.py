@@ -15,7 +15,7 @@ transaction that stores a run moves the run's spending from the lease to the sum
 So no limit is ever exceeded: if a gateway is killed, or a transaction fails, the lease still
 counts.
 
-A minute is a minute of the clock, not the last 60 seconds: it is a period like a day, so that the
+A minute is a calendar minute, not the last 60 seconds: it is a period like a day, so that the
 same locks and leases keep it exact over all gateways. A request counts in the minute in which its
 run begins, a call in the minute in which it is opened. What a run holds for its answer counts in
 the day and the month, because the answer may be written in another minute.

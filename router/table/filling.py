@@ -193,8 +193,8 @@ def table_of(run: TableRun) -> Table:
 
 
 def independent_discoveries(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask]:
-    """Return the discoveries that searched themselves, instead of using a report of another run.
-    Discoveries that were interrupted are left out.
+    """Return the discoveries whose executor searched in this run, instead of using a report of
+    another run. Discoveries that were interrupted are left out.
     """
     return {
         ask

@@ -167,9 +167,9 @@ class Check(Frozen, gc=False):
     """Result of checking a condition for a row."""
 
     state: CheckState
-    """`contradicted`: a sentence about the row states another value than the condition demands, or
-    the client gave one. `not_checked`: no sentence about the row states a value, stated values are
-    in conflict, or the value is too vague to compare.
+    """`met`: the value meets the condition. `contradicted`: the value does not meet it, and a
+    sentence about the row states the value, or the client gave it. `not_checked`: no sentence about
+    the row states a value, stated values are in conflict, or the value is too vague to compare.
     """
     cell: Cell
     """The row's cell in the column of the condition."""

@@ -145,8 +145,8 @@ class Execution(Frozen, gc=False, tag=True):
         return sum((execution.every_search for execution in self.work.executions), ())
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
-        """Return, for each of `points`, the sentences of shown passages that support it. The list
-        is empty for a point that no passage supports.
+        """Return a list for each statement in `points`: the sentences that support it, in passages
+        that were shown to the executor. It is empty if a sentence of the statement has no support.
         """
         return cite(points, (passage for search in self.every_search for passage in search.shown))
 

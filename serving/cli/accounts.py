@@ -129,9 +129,9 @@ class LimitKeyOptions(KeyOptions):
     """Options of `keys limit`."""
 
     requests_per_minute: Limit = UNSET
-    """Max requests per minute, or none for no limit."""
+    """Max requests per calendar minute; the word `none` removes the limit."""
     tokens_per_minute: Limit = UNSET
-    """Max prompt and completion tokens per minute, or none for no limit."""
+    """Max tokens per calendar minute, prompt and completion together; `none` removes the limit."""
 
 
 class AuditOptions(StoreOptions):
@@ -285,7 +285,7 @@ async def _revoke(client: AsyncClient, options: KeyOptions) -> None:
 
 
 async def _limit_key(client: AsyncClient, options: LimitKeyOptions) -> None:
-    """Limit what may be requested with a key, in each minute of the clock.
+    """Limit what may be requested with a key, in each calendar minute (from second 0 to 59).
 
     Limits whose options are not given stay as they are; the value `none` removes a limit.
     """
@@ -336,23 +336,23 @@ class SetTenantOptions(NamedTenantOptions):
     """Options of `tenants set`."""
 
     tokens_per_day: Limit = UNSET
-    """Max prompt and completion tokens per day, or none for no limit."""
+    """Max tokens per day, prompt and completion together; `none` removes the limit."""
     nano_usd_per_day: USDLimit = msgspec.field(default=UNSET, name="usd_per_day")
-    """Max dollars per day, or none for no limit."""
+    """Max dollars per day; the word `none` removes the limit."""
     requests_per_day: Limit = UNSET
-    """Max requests per day, or none for no limit."""
+    """Max requests per day; the word `none` removes the limit."""
     tokens_per_month: Limit = UNSET
-    """Max prompt and completion tokens per month, or none for no limit."""
+    """Max tokens per month, prompt and completion together; `none` removes the limit."""
     nano_usd_per_month: USDLimit = msgspec.field(default=UNSET, name="usd_per_month")
-    """Max dollars per month, or none for no limit."""
+    """Max dollars per month; the word `none` removes the limit."""
     requests_per_month: Limit = UNSET
-    """Max requests per month, or none for no limit."""
+    """Max requests per month; the word `none` removes the limit."""
     requests_per_minute: Limit = UNSET
-    """Max requests per minute of the clock, or none for no limit."""
+    """Max requests per calendar minute; `none` removes the limit."""
     tokens_per_minute: Limit = UNSET
-    """Max prompt and completion tokens per minute of the clock, or none for no limit."""
+    """Max tokens per calendar minute, prompt and completion together; `none` removes the limit."""
     runs_in_flight: Limit = UNSET
-    """Max concurrent runs, or none for no limit."""
+    """Max concurrent runs; `none` removes the limit."""
     redact: bool | UnsetType = UNSET
     """Store the figures of the tenant's runs (tokens, times), but none of their texts."""
     indexes: tuple[Name, ...] | UnsetType = msgspec.field(default=UNSET, name="index")

@@ -350,10 +350,11 @@ class ExportOptions(StoreOptions, kw_only=True):
     kind: RunKind | None = None
     """Write only runs of this kind."""
     since: Time | None = None
-    """Write runs that started since this time: 2026-11-21, 2026-11-21T10:00 (UTC), 7d or 12h ago.
+    """Write only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (a
+    week ago) or 12h.
     """
     until: Time | None = None
-    """Write runs that started before this time."""
+    """Write only runs that started before this time."""
 
 
 def export(arguments: Sequence[str]) -> int:

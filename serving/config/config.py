@@ -175,7 +175,7 @@ class ReportCacheConfig(Section):
     """
 
     enabled: bool = True
-    """False: no report is shared."""
+    """Whether reports are shared between runs."""
     keep_s: Pause = 300.0
     """Time for which a finished report is reused by later runs. A new index ends this time early.
     """

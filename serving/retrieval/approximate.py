@@ -63,7 +63,7 @@ class ApproximateStore:
             raise BadIndex(
                 f"{self.name}: {passages:,} passages take {needed / 2**30:.3g} GiB of memory while "
                 f"they are added, but retrieval.memory_gb is {self._memory_bytes / 2**30:g}; raise "
-                "it, or set retrieval.vectors to a smaller factory, such as IVF4096,PQ48."
+                "it, or set retrieval.vectors to a kind that takes less, such as IVF4096,PQ48."
             )
         FaissIndex.build(folder, dimension, batches)
         if is_small:

@@ -99,7 +99,7 @@ async def child_process(
     except Exception as error:
         last_line = stderr_end.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise ConnectionError(
-            f"{reason(error)}; last line of its standard error: {last_line or 'none'}"
+            f"{reason(error)}; the server's last line of standard error: {last_line or 'none'}"
         ) from error
 
 

@@ -67,7 +67,7 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """A unary or streamed call of the gateway that has not been made yet."""
+    """A call to the gateway, unary or streamed, that has not been sent yet."""
 
     request: Any
     """Request message. The method has the name of its type, without `Request`, and the service is

@@ -45,7 +45,9 @@ def _column(text: str) -> pb.Column:
     if choices:
         kind = "choice"
     elif kind == "choice":
-        raise ValueError(f"column {name!r}: write the choices: `{name}:small|large`.")
+        raise ValueError(
+            f"column {name!r}: a choice without choices; write them, as in `{name}:small|large`."
+        )
     option = f"the type of column {text.strip()!r}"
     column_type: Any = enum_number(pb.ColumnType.DESCRIPTOR, option, kind)
     return pb.Column(

@@ -326,7 +326,7 @@ async def test_tool_servers_are_probed(live: Live) -> None:
     assert result.probes("tools.dead") == {"starts": (False, "no")}
     assert (
         result.advice("tools.dead", "starts")
-        == "Connection closed; last line of its standard error: there is no licence"
+        == "Connection closed; the server's last line of standard error: there is no licence"
     )
 
 

@@ -134,7 +134,7 @@ def test_choices_must_be_written(rolegate: Rolegate) -> None:
     """The error shows how, before a gateway is needed."""
     ended = rolegate("table", QUESTION, "--columns", "city*, size:choice")
     assert ended.status == 1
-    assert "column 'size': write the choices: `size:small|large`" in ended.err
+    assert "column 'size': a choice without choices; write them, as" in ended.err
 
 
 def test_known_rows_are_read_from_a_file(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ async def test_calls_of_a_dead_server_fail_until_it_runs_again() -> None:
         await until(readiness, down=True)
         assert readiness.all["tools.web"] == (
             [],
-            "Connection closed; last line of its standard error: its last words",
+            "Connection closed; the server's last line of standard error: its last words",
         )
         assert (await done(tools)).startswith("failed: the server is down: Connection closed")
         await until(readiness, down=False)
@@ -96,7 +96,10 @@ async def test_a_server_that_dies_without_calls_is_restarted() -> None:
 @pytest.mark.parametrize(
     ("config", "why"),
     [
-        (faulty("dies"), "Connection closed; last line of its standard error: there is no licence"),
+        (
+            faulty("dies"),
+            "Connection closed; the server's last line of standard error: there is no licence",
+        ),
         (faulty("silent", timeout_s=0.5), "did not answer in time"),
         (faulty("invalid", timeout_s=0.5), "did not answer in time"),
         (ToolServerConfig(command=("no-such-program",)), "there is no program no-such-program"),

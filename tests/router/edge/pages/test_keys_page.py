@@ -135,7 +135,7 @@ async def test_a_form_that_asks_for_the_impossible_changes_nothing(browser: Brow
     before = await browser.keys()
     for form, fields, message in (
         ("create", {"tenant": HOSTILE}, "use at most 64 letters"),
-        ("create", {"tenant": "acme", "operate": "on"}, "scope operate: allowed for operators"),
+        ("create", {"tenant": "acme", "operate": "on"}, "scope operate: only a key without"),
         ("create", {"label": "x" * 201}, "label: must be at most 200"),
         ("create", {"label": HOSTILE}, "label: must be at most 200 printable"),
         ("rotate", {"key_id": browser.key_id, "hours": "-1"}, "hours: must be a whole number"),
