@@ -45,9 +45,11 @@ def config(server: MilvusServer, tmp_path: Path) -> MilvusConfig:
     return MilvusConfig(address=server.address, collection=tmp_path.name, partition="main")
 
 
-def build(folder: Path, rows: Path, config: MilvusConfig) -> tuple[Built, Index]:
+def build(
+    folder: Path, rows: Path, config: MilvusConfig, *, lexical: bool = False
+) -> tuple[Built, Index]:
     store = MilvusStore(config)
-    built = build_index([rows], folder, Clustered(), store=store)
+    built = build_index([rows], folder, Clustered(), lexical=lexical, store=store)
     return built, Index.open(folder, Clustered(), store=store)
 
 
@@ -80,6 +82,25 @@ def test_milvus_finds_what_exact_search_finds(tmp_path: Path, config: MilvusConf
     same = map(list.__eq__, found, opened.search(vectors, queries, 5))
     assert sum(same) > 45
     assert exact.manifest.corpus_sha256 == built.manifest.corpus_sha256
+
+
+def test_ranks_of_words_and_of_milvus_are_fused(tmp_path: Path, config: MilvusConfig) -> None:
+    """The vectors of the queries are those of other texts, so that vectors alone do not find the
+    words.
+    """
+    rows = write(tmp_path / "rows.jsonl", range(500))
+    _, index = build(tmp_path / "index", rows, config, lexical=True)
+    build_index([rows], tmp_path / "exact", Clustered(), lexical=True)
+    opened = Index.open(tmp_path / "exact", Clustered())
+    queries = [str(number) for number in range(50)]
+    others = Clustered().embed([f"row {number + 200}" for number in range(50)], queries=True)
+
+    found = index.search(others, queries, 10)
+
+    assert sum(map(list.__eq__, found, opened.search(others, queries, 10))) > 45
+    for number, hits in enumerate(found):
+        texts = {passage.text for passage in hits}
+        assert {f"row {number}", f"row {number + 200}"} <= texts
 
 
 def test_a_build_inserts_what_is_new_and_deletes_what_is_gone(
