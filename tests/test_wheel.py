@@ -81,10 +81,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def install(source: Path, target: Path) -> Path:
-    """Build the wheel of a folder, unpack it below `target`, and return the folder with it."""
-    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", target, source], check=True)
+    """Build the source distribution of a folder, and from that the wheel. Unpack the wheel below
+    `target`, and return the folder with it.
+    """
+    build = [sys.executable, "-m", "build", "--outdir", target, source]
+    subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
+    assert len([*target.glob("*.tar.gz")]) == 1
     (wheel,) = target.glob("*.whl")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     unpacked = target / "unpacked"
     subprocess.run([*pip, "install", "--no-deps", "--target", unpacked, wheel], check=True)
     return unpacked
