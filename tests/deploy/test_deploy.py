@@ -120,6 +120,23 @@ def test_a_manifest_is_valid_by_the_schemas_of_kubernetes(manifest: dict[str, An
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
+def test_kustomize_renders_all_objects(tmp_path: Path) -> None:
+    program = shutil.which("kubectl")
+    if program is None:
+        pytest.skip("kubectl is not installed")
+    folder = shutil.copytree(DEPLOY / "kubernetes", tmp_path / "kubernetes")
+    shutil.copy(folder / "secret.example.env", folder / "secret.env")
+    rendered = subprocess.run(
+        [program, "kustomize", folder], capture_output=True, text=True, check=False
+    )
+    assert rendered.returncode == 0, rendered.stderr
+    objects = [*yaml.safe_load_all(rendered.stdout)]
+    written = {manifest["kind"] for manifest in manifests()} - {"Job"}
+    assert {manifest["kind"] for manifest in objects} == written | {"ConfigMap", "Secret"}
+    for manifest in objects:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
 def test_pods_use_images_volumes_and_configs_that_are_declared() -> None:
     generated = {
         *(config["name"] for config in KUSTOMIZATION["configMapGenerator"]),

@@ -10,7 +10,7 @@ from tests.router.store.many_gateways import COLUMNS, allow_connections, measure
 @pytest.mark.postgres
 @pytest.mark.skipif(not postgres_binaries(), reason="PostgreSQL is not installed")
 async def test_gateways_that_share_quotas_exceed_none() -> None:
-    """Quotas are used up. On a machine that is too busy, runs may fail, but no quota is exceeded."""
+    """Quotas are used up. On a busy machine, runs may fail, but no quota is exceeded."""
     with running_postgres(durable=False) as server:
         allow_connections(server, 80)
         line = await measured(server, 5, 2)
