@@ -66,8 +66,8 @@ _NOTE = (
 )
 _Asked = tuple[Task, int]
 """A task, and the number of the response to it, from 0."""
-_DATEPARSER = "1.2.1"
-"""Version in WideSearch's lock file. Other versions parse some texts as different dates."""
+_LOCKED = "dateparser==1.2.1 pandas==2.3.0"
+"""Versions in WideSearch's lock file (2025-08-12). Other versions read some texts differently."""
 
 
 class Options(harness.Options, kw_only=True):
@@ -215,12 +215,12 @@ async def measure(options: Options) -> Figures:
 
 def _versions() -> str:
     """Return the versions of the packages on which scores depend, with a warning."""
-    dateparser = version("dateparser")
-    text = f"Read with dateparser {dateparser} and pandas {version('pandas')}."
-    if dateparser != _DATEPARSER:
+    installed = f"dateparser=={version('dateparser')} pandas=={version('pandas')}"
+    text = f"Read with {installed}."
+    if installed != _LOCKED:
         text += (
-            f" WideSearch's lock file has dateparser {_DATEPARSER}, which reads some texts, such"
-            f" as Q2 2021, as other dates; to compare, install dateparser=={_DATEPARSER}."
+            " Other versions than those of WideSearch's lock file read some texts differently, such"
+            f" as Q2 2021 as another date; to compare, install {_LOCKED}."
         )
     return text
 

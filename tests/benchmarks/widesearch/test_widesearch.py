@@ -90,7 +90,11 @@ def test_runs_are_averaged_by_task(
     assert list(scores["strict-Avg"]) == ["all", "en", "zh", "up to 12 rows"]
     page = (out / "report.md").read_text("utf-8")
     assert page.startswith("# WideSearch: 2 tasks, N = 2, without a judge: equal cells are right\n")
-    assert f"Read with dateparser {version('dateparser')} and pandas {version('pandas')}." in page
+    installed = f"dateparser=={version('dateparser')} pandas=={version('pandas')}"
+    assert f"Read with {installed}." in page
+    assert ("; to compare, install dateparser==1.2.1 pandas==2.3.0." in page) == (
+        installed != "dateparser==1.2.1 pandas==2.3.0"
+    )
     assert page in capsys.readouterr().out
     with (out / "scores.csv").open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
