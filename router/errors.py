@@ -81,7 +81,7 @@ class BadRequest(RolegateError):
 
 
 class BadConfig(RolegateError):
-    """The configuration, or a file that it names, is invalid or missing."""
+    """The config, or a file that the config names, is invalid or missing."""
 
 
 @_with_fields
@@ -167,7 +167,7 @@ class RunInterrupted(RolegateError):
 
 
 class OutOfTime(RolegateError):
-    """The deadline passed before there was an answer."""
+    """The request's deadline passed before the answer was ready."""
 
 
 @_with_fields
@@ -187,7 +187,9 @@ class BudgetExhausted(RolegateError):
 
 @_with_fields
 class QuotaExhausted(BudgetExhausted):
-    """The rest of a quota of the tenant or the key, for this minute, day or month, is too small."""
+    """Too little is left of a quota of the tenant or the key for this minute, day or month, or the
+    tenant has too many runs under way.
+    """
 
     retry_after_s: float
     """Seconds until a retry may succeed."""
@@ -206,18 +208,18 @@ class Overloaded(RolegateError):
 
 
 class Starting(RolegateError):
-    """The gateway is starting."""
+    """The gateway is starting and does not accept requests yet."""
 
     retry_after_s = 1.0
     """Seconds until a retry may succeed."""
 
 
 class UploadsFull(RolegateError):
-    """The tenant's uploaded documents reach a limit on their number or size."""
+    """The upload would exceed the limit on the number or the size of the tenant's documents."""
 
 
 class SlowReader(RolegateError):
-    """The client did not read its stream for too long, so the gateway ended the stream."""
+    """The client read nothing from its stream until a timeout, so the gateway ended the stream."""
 
 
 class AccessDenied(RolegateError):
@@ -229,7 +231,7 @@ class NoKey(AccessDenied):
 
 
 class StoreFailed(RolegateError):
-    """The run could not be stored, so its result is not returned."""
+    """The gateway could not store the run, so it does not return the result."""
 
 
 @_with_fields
@@ -251,7 +253,7 @@ class UpstreamError(RolegateError):
 
 @_with_fields
 class UpstreamUnavailable(UpstreamError):
-    """The endpoint is unreachable, overloaded or broken at present; the call may be retried."""
+    """An endpoint of a model or of retrieval is unreachable, overloaded or failing at present."""
 
     retry_after_s: float | None = None
     """Seconds in the endpoint's Retry-After header; None if it sent none."""
@@ -267,7 +269,7 @@ class UpstreamUnavailable(UpstreamError):
 
 @_with_fields
 class UpstreamRefused(UpstreamError):
-    """The endpoint refused the request, for example because of a wrong model name or key."""
+    """An endpoint refused the gateway's request, such as for a wrong model name or key."""
 
     lasting: bool = False
     """True if the endpoint would refuse every call, not just this prompt."""
@@ -286,7 +288,7 @@ class ContentRefused(UpstreamRefused):
 
 
 class UpstreamProtocolError(UpstreamError):
-    """The reply does not follow the endpoint's protocol, such as OpenAI's API."""
+    """An endpoint sent a reply that violates its protocol, such as OpenAI's API."""
 
 
 class ToolFailed(UpstreamError):

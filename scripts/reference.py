@@ -31,40 +31,53 @@ ROOT = Path(__file__).resolve().parents[1]
 REMEDIES: dict[type[errors.RolegateError], str] = {
     errors.BadRequest: "Correct the field that the message names.",
     errors.BadConfig: "Run `rolegate check`, and correct the keys that it names.",
-    errors.StoreInUse: "Stop the other process, or give this one another store.",
+    errors.StoreInUse: "Stop the other process, or set another `server.store` for this one.",
     errors.BadIndex: "Run `rolegate index build` again; it indexes only what is missing.",
     errors.BadCorpus: "Correct the row that the message names.",
     errors.DuplicateId: "Give each row an id that no other row has.",
-    errors.BadDocument: "Check whether the file opens in its own program; repair or remove it.",
+    errors.BadDocument: "Check whether another program can open the file; repair or remove it.",
     errors.DocumentTooLarge: "Split the file, or leave it out.",
     errors.BadVersion: "Publish the version again, for the engine's base model.",
     errors.NotFound: "Check the run id, and whether the key belongs to the run's tenant.",
-    errors.KeyNotFound: "`rolegate keys list` shows all keys.",
-    errors.TenantNotFound: "`rolegate tenants list` shows all tenants.",
-    errors.IndexNotFound: "Leave `index` out, or name one that the key may use.",
-    errors.DocumentNotFound: "`ListDocuments` lists the documents of the key's tenant.",
+    errors.KeyNotFound: "List all keys with `rolegate keys list`.",
+    errors.TenantNotFound: "List all tenants with `rolegate tenants list`.",
+    errors.IndexNotFound: "Leave `index` out, or name an index that the key may use.",
+    errors.DocumentNotFound: "List the tenant's documents with `rolegate documents list`.",
     errors.RequestIdTaken: "Use a new `request_id` for each request.",
     errors.RunCancelled: "Send the request again if you still want the answer.",
     errors.RunInterrupted: "Resume the run (`rolegate runs resume`), or send the request again.",
     errors.OutOfTime: "Pass a longer `--timeout` (`timeout_s`), or raise `server.timeout_s`.",
     errors.BudgetExhausted: "Raise the request's budget to the amount that the message names.",
-    errors.QuotaExhausted: "Wait as the error says, or raise it (`tenants set`, `keys limit`).",
-    errors.PriceUnknown: "Set the model's price in its role, or limit tokens instead of money.",
+    errors.QuotaExhausted: (
+        "Retry after the pause that the error names, or raise the limit (`rolegate tenants set`, "
+        "`rolegate keys limit`)."
+    ),
+    errors.PriceUnknown: "Set the model's price in `[prices]`, or limit tokens instead of money.",
     errors.NoText: "Add documents of the formats in docs/documents.md.",
     errors.UploadsFull: "Delete documents, or raise the limits of `[uploads]`.",
     errors.Starting: "Retry after the pause that the error names.",
     errors.Overloaded: "Retry after the pause that the error names.",
-    errors.SlowReader: "Read the stream as it arrives, or use the call that is not streamed.",
+    errors.SlowReader: "Read the stream while it arrives, or use the RPC that does not stream.",
     errors.AccessDenied: "Use a key with the scope that the message names.",
     errors.NoKey: "Send a valid key as `authorization: Bearer …` (`rolegate keys create`).",
-    errors.StoreFailed: "Free disk space or restore the database; nothing acknowledged is lost.",
+    errors.StoreFailed: (
+        "Free disk space, or make the database available again. No answer that a client has "
+        "received is lost."
+    ),
     errors.UpstreamUnavailable: "Retry later; `rolegate check --live` shows what is down.",
     errors.UpstreamRefused: "Correct the role's model name, key or parameters.",
     errors.ContextTooLong: "Lower `retrieval.top_k`, or serve the model with a longer context.",
-    errors.ContentRefused: "Ask something else, or use another model for the role.",
-    errors.UpstreamProtocolError: "Check that the address is an OpenAI-compatible endpoint.",
-    errors.ToolFailed: "Check the tool's server; `rolegate check --live` lists its tools.",
-    errors.MalformedOutput: "Use a model that follows the role's prompt, or set `structured`.",
+    errors.ContentRefused: "Ask another question, or use another model for the role.",
+    errors.UpstreamProtocolError: (
+        "Check that the address in the config belongs to an OpenAI-compatible endpoint."
+    ),
+    errors.ToolFailed: (
+        "Check whether the tool's server works; `rolegate check --live` lists the server's tools."
+    ),
+    errors.MalformedOutput: (
+        "Use a model that follows the role's prompt. For an executor on vLLM, do not set "
+        "`roles.execution.structured` to false."
+    ),
 }
 """Remedy of each error: the sentence in the column `remedy` of docs/errors.md."""
 _SECTIONS = {"message": 4, "enum": 5, "service": 6, "field": 2, "value": 2, "method": 2}
@@ -76,9 +89,10 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        "Every error has a status code and a reason: over gRPC in `google.rpc.ErrorInfo`, over",
-        "HTTP in `error.code`. The message says what is wrong and where. This page is made by",
-        "`make docs`.",
+        "Every error has a status code, a reason and a message. Over gRPC, the reason is the",
+        "`reason` of the `google.rpc.ErrorInfo` in the status details. Over HTTP, it is",
+        "`error.code` in the JSON body (in the event `response.failed` of a stream, `error.type`).",
+        "The message says what is wrong and where. `make docs` makes this page.",
         "",
         "| reason | gRPC | HTTP | cause | remedy |",
         "|---|---|---|---|---|",
