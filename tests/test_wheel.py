@@ -84,7 +84,7 @@ def install(source: Path, target: Path) -> Path:
     """Build the source distribution of a folder, and from that the wheel. Unpack the wheel below
     `target`, and return the folder with it.
     """
-    build = [sys.executable, "-m", "build", "--outdir", target, source]
+    build = [sys.executable, "-m", "build", "--outdir", str(target), str(source)]
     subprocess.run(build, check=True, stdout=subprocess.DEVNULL)
     assert len([*target.glob("*.tar.gz")]) == 1
     (wheel,) = target.glob("*.whl")
