@@ -28,8 +28,10 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
 
 def manifests() -> list[dict[str, Any]]:
-    """Return all objects that kustomize would apply, and the Job that creates the first key."""
-    files = [*KUSTOMIZATION["resources"], "first-key.yaml"]
+    """Return all objects that kustomize would apply, the Job that creates the first key, and the
+    Pod through which documents are copied.
+    """
+    files = [*KUSTOMIZATION["resources"], "first-key.yaml", "documents.yaml"]
     texts = [(DEPLOY / "kubernetes" / name).read_text() for name in files]
     return [manifest for text in texts for manifest in yaml.safe_load_all(text)]
 
@@ -41,6 +43,8 @@ def pods() -> Iterator[dict[str, Any]]:
         spec = spec.get("jobTemplate", {}).get("spec", spec)
         if "template" in spec:
             yield spec["template"]["spec"]
+        elif manifest["kind"] == "Pod":
+            yield spec
 
 
 @pytest.fixture
@@ -131,10 +135,20 @@ def test_kustomize_renders_all_objects(tmp_path: Path) -> None:
     )
     assert rendered.returncode == 0, rendered.stderr
     objects = [*yaml.safe_load_all(rendered.stdout)]
-    written = {manifest["kind"] for manifest in manifests()} - {"Job"}
+    written = {manifest["kind"] for manifest in manifests()} - {"Job", "Pod"}
     assert {manifest["kind"] for manifest in objects} == written | {"ConfigMap", "Secret"}
     for manifest in objects:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+    specs = {manifest["kind"]: manifest["spec"] for manifest in objects if "spec" in manifest}
+    gateway = specs["StatefulSet"]["template"]["metadata"]["labels"]
+    index = specs["CronJob"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+    for manifest in objects:
+        if manifest["kind"] not in ("Service", "StatefulSet", "PodDisruptionBudget"):
+            continue
+        selector = manifest["spec"]["selector"]
+        selected = selector.get("matchLabels", selector).items()
+        assert selected <= gateway.items()
+        assert not selected <= index.items(), "a pod that builds the index is no gateway"
 
 
 def test_pods_use_images_volumes_and_configs_that_are_declared() -> None:
@@ -159,7 +173,7 @@ def test_pods_use_images_volumes_and_configs_that_are_declared() -> None:
             assert container["image"] in images or "registry.example" in container["image"]
             mounts = {mount["name"] for mount in container["volumeMounts"]}
             assert mounts <= {*volumes, "data"}
-            for source in container["envFrom"]:
+            for source in container.get("envFrom", []):
                 assert source["secretRef"]["name"] in generated
     for name in KUSTOMIZATION["resources"]:
         assert (DEPLOY / "kubernetes" / name).is_file()
