@@ -255,7 +255,8 @@ class Database:
     async def open(cls, url: str, release: Release = THIS) -> "Database":
         """Connect to a database, and create the tables if it is empty. If it is that of an earlier
         release, expand it. Raises `BadConfig` if it cannot be opened, belongs to another program,
-        or to a release that does not fit to this one.
+        or to a release that does not fit to this one, and `ImportError` if its driver is not
+        installed.
         """
         return cls(await asyncio.to_thread(_opened, url, release))
 
@@ -428,7 +429,7 @@ def _opened(url: str, release: Release) -> Engine:
                 _log.warning(
                     "store.not_private", file=str(file), error=str(error), advice="chmod 600"
                 )
-    except (SQLAlchemyError, ImportError, ValueError, OSError, BadConfig) as error:
+    except (SQLAlchemyError, ValueError, OSError, BadConfig) as error:
         if engine:
             engine.dispose()
         raise _cannot_open(url, error) from error

@@ -576,7 +576,7 @@ def _in_use(folder: Path) -> StoreInUse:
         address = owner.address
     if address:
         user = f"the gateway at {address}"
-        advice = "use that gateway"
+        advice = "stop that gateway, or call it by --address"
     message = f"server.store: is in use by {user} ({folder}); {advice}, or set another store."
     return StoreInUse(message, address=address)
 

@@ -224,7 +224,7 @@ def _show(
     verbose: bool,
 ) -> None:
     lines = gaps_of(built.manifest, built.entries).lines()
-    lines += [f"symbolic link not followed: {link}" for link in built.files.links]
+    lines += [f"not followed: {link}" for link in built.files.links]
     lines += [f"format not supported: {path}" for path in built.files.passed_over if verbose]
     others = len(built.files.passed_over)
     passed_over = f", {others} of unsupported formats" if others else ""

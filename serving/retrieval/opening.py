@@ -348,7 +348,7 @@ def _update(
     for entry in built.skipped:
         log(f"retrieval: skipped {entry.error}")
     for link in built.files.links:
-        log(f"retrieval: symbolic link not followed: {link}")
+        log(f"retrieval: not followed: {link}")
 
 
 def identity_of(config: EmbedderConfig) -> str:

@@ -142,7 +142,7 @@ def test_links_out_of_a_folder_are_not_followed(
     assert built["links"] == links
     assert main([*build_command, "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    messages = [f"symbolic link not followed: {link}" for link in links] + [
+    messages = [f"not followed: {link}" for link in links] + [
         f"format not supported: {path}" for path in others
     ]
     assert set(messages) <= set(lines)

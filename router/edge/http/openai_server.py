@@ -193,7 +193,7 @@ async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
     """
     advice = "search the gateway's log for readiness.down"
     down = {
-        part: f"{part} is down, so {' and '.join(needs)} cannot work; {advice}."
+        part: f"not ready: {part}; affected: {' and '.join(needs)}; {advice}."
         for part, (needs, _) in readiness.all.items()
         if needs
     }

@@ -111,8 +111,8 @@ async def test_probes_name_the_part_that_is_down_without_its_reason() -> None:
     ) as session:
         readiness.report("tools.calendar", [], "cannot be reached")  # nothing needs it
         down = {
-            "engines.small": "engines.small is down, so retrieval and answer cannot work; search "
-            "the gateway's log for readiness.down."
+            "engines.small": "not ready: engines.small; affected: retrieval and answer; search the "
+            "gateway's log for readiness.down."
         }
         for why, status, body in (
             ("ended with code -9", 503, {"status": "unavailable", "down": down}),
