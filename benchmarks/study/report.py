@@ -30,7 +30,7 @@ class Options(harness.Options):
     """Options of the report."""
 
     results: Annotated[Path, POSITIONAL]
-    """Result folder of a sweep, finished or not."""
+    """Result folder of a sweep; the sweep may be unfinished."""
     out: Path
     """Folder to write the report to."""
 

@@ -56,9 +56,10 @@ class Options(harness.Options):
     plan: Path = msgspec.field(name="config")
     """Plan of the sweep (TOML)."""
     out: Path
-    """Folder for the results; a sweep in it is resumed."""
+    """Folder for the results; an unfinished sweep in this folder is resumed."""
     ray: str | None = None
-    """Work on this Ray cluster: local (this machine's cores), or the HOST:PORT of its head."""
+    """Work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head.
+    """
 
 
 class Figures(Frozen):
