@@ -37,9 +37,10 @@ class Options(Frozen):
     trained: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft train`, or of `rolegate sft reinforce`"""
     evaluation: Path | None = None
-    """evaluation.json of `rolegate sft evaluate`, to keep in the version's manifest"""
+    """evaluation.json of `rolegate sft evaluate`; its contents are stored in the version's manifest
+    """
     step: Count | None = None
-    """step of `rolegate sft reinforce` whose adapter is published (default: the last one)"""
+    """publish the adapter of this step of `rolegate sft reinforce` (default: the last step)"""
 
 
 def run(options: Options) -> int:

@@ -69,21 +69,25 @@ class Options(StepOptions):
     questions: Path
     """file of questions with right answers, or of tables with right rows, JSON lines"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out questions that equal or resemble one of them"""
+    """files of held-out questions; leave out questions that equal or resemble a held-out question
+    """
     recipe: str = "marl-mini"
     """settings of the training: marl-mini, or a TOML file with a recipe's keys"""
     roles: tuple[Trained, ...] = get_args(Trained)
     """roles to train: delegator, executor or both"""
     executor: str = BASE
-    """the executor at the start, which is base (the config's model) or the folder of an adapter"""
+    """executor at the start of the training: base (the config's model), or the folder of an adapter
+    """
     delegator: str = BASE
-    """the delegator at the start, which is base or the folder of an adapter"""
+    """delegator at the start of the training: base (the config's model), or the folder of an
+    adapter
+    """
     model: Path | None = None
-    """folder with the base model; needed for roles that run on no engine of the config"""
+    """folder with the base model; needed for roles whose config has no `engine`"""
     steps: Count = 20
-    """updates in total"""
+    """total number of updates"""
     concurrency: Count = 8
-    """runs at the same time"""
+    """number of runs at the same time"""
 
 
 class Policy(NamedTuple):
