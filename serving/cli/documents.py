@@ -34,16 +34,16 @@ class UploadOptions(JSONConnectionOptions, kw_only=True):
     files: Annotated[tuple[File, ...], POSITIONAL]
     """Upload these files."""
     name: Name = ""
-    """Store the file under this name, such as contracts/acme.pdf (default: its own name)."""
+    """Store the file under this name, such as contracts/acme.pdf (default: the file's name)."""
     wait: bool = False
-    """Wait until the documents can be found, and show those that were not read."""
+    """Wait until searches find the documents, and show the documents that could not be read."""
 
 
 class DeleteOptions(ConnectionOptions, kw_only=True):
     """Options of `documents delete`."""
 
     names: Annotated[tuple[Name, ...], POSITIONAL]
-    """Delete the documents of these names."""
+    """Delete the documents with these names."""
 
 
 def documents(arguments: Sequence[str]) -> int:

@@ -228,10 +228,11 @@ class PeriodOptions(ConnectionOptions):
     """Options of commands that show runs or calls of a period, from a running gateway."""
 
     since: Time | None = None
-    """Show what started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (a week ago).
+    """Show only runs or calls that started at this time or later: 2026-11-21, 2026-11-21T10:00
+    (UTC), or 7d (a week ago).
     """
     until: Time | None = None
-    """Show what started before this time."""
+    """Show only runs or calls that started before this time."""
     tenant: str = ""
     """Show only this tenant (default: all tenants that the API key may see)."""
 
