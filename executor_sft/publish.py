@@ -134,8 +134,8 @@ def check_engine(
     served = base_sha256(Path(engine.path))
     if served and served != trained_on:
         raise BadVersion(
-            f"{what}: the base model is not the one that engines.{name} serves ({engine.path}); "
-            "train on the model that is served, or name a config that serves this base model."
+            f"{what}: the base model differs from the model that engines.{name} serves "
+            f"({engine.path}); train on that model, or use a config that serves this base model."
         )
     if rank is not None and rank > (engine.adapter_rank or 0):
         raise BadVersion(

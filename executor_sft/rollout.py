@@ -432,8 +432,8 @@ def teacher_config(config: Config) -> RoleConfig:
     if len(prompts) > 1:
         raise BadConfig(
             f"distillation.teacher.prompt: {teacher.prompt} differs from {student.prompt}; name "
-            "the prompt of roles.execution, because the student must learn with the prompt with "
-            "which it serves."
+            "the prompt of roles.execution, because the student must be trained with the prompt "
+            "that it gets when it is served."
         )
     return teacher
 

@@ -142,7 +142,7 @@ def measure(options: Options) -> Figures:
     need("sft", "torch")
     if unknown := set(options.only) - VARIANTS.keys():
         raise BadRequest(
-            f"--only {min(unknown)}: there is no such variant; there are: {', '.join(VARIANTS)}."
+            f"--only {min(unknown)}: unknown variant; the variants are: {', '.join(VARIANTS)}."
         )
     import torch
 

@@ -20,9 +20,8 @@ _FEW = 50
 be wider than 28 points.
 """
 _PUBLISHED = (
-    'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and '
-    "another corpus: compare "
-    "shapes, not numbers."
+    'From the paper "Think Big, Search Small" (TBSS). The models, questions and corpus are '
+    "different: compare shapes, not numbers."
 )
 
 

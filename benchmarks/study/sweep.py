@@ -197,8 +197,8 @@ class Sweep(Frozen):
         """Raise `BadConfig` if earlier results were made with another index than `index`."""
         if others := {row.index for row in self.rows} - {index}:
             raise BadConfig(
-                f"{self.rows.path}: its results were made with the index {others.pop()!r}, but the "
-                f"index is now {index!r}; go back to that index, or name a new folder."
+                f"{self.rows.path}: the results come from the index {others.pop()!r}, but the "
+                f"index is now {index!r}; use the old index, or name a new folder."
             )
 
     async def _run_cell(

@@ -140,8 +140,8 @@ async def measure(options: Options) -> Figures:
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "give --no-judge, or --judge with --config, whose distillation.judge is asked. "
-            "The topologies wide_written and wide_single also need --config."
+            "wrong combination of options; give --no-judge, or --judge with --config. The "
+            "topologies wide_written and wide_single always need --config."
         )
     if written and options.address:
         raise BadRequest(
@@ -149,7 +149,7 @@ async def measure(options: Options) -> Figures:
         )
     if options.ray and not written:
         raise BadRequest(
-            "--ray: spreads wide_written and wide_single only; give --topology, or leave it out."
+            "--ray: works only with the topologies wide_written and wide_single; leave --ray out."
         )
     if not (options.address or options.responses or written):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
@@ -264,8 +264,8 @@ async def _ask(
         await in_flight(attempt, left, options.in_flight, "asking")
     if failed:
         raise BadRequest(
-            f"{len(failed):,} of {len(left):,} questions failed; "
-            "run the same command again to ask only these."
+            f"{len(failed):,} of {len(left):,} questions failed; run the same command again to "
+            "ask only the failed questions."
         )
 
 

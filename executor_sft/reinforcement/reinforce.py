@@ -161,7 +161,7 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
     if recipe.temperature < _MIN_TEMPERATURE:
         raise BadConfig(
             f"temperature: must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; engines "
-            "report probabilities at temperature 1, so that ratios would be biased."
+            "report probabilities at temperature 1, so the probability ratios would be biased."
         )
     policies: list[Policy] = []
     for trained in options.roles:
@@ -169,14 +169,16 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
         role = config.roles.by_name[name]
         if role.top_p != 1:
             raise BadConfig(
-                f"roles.{name}.top_p: must be 1, got {role.top_p}; tokens that are never sampled "
-                "would bias the ratios."
+                f"roles.{name}.top_p: must be 1, got {role.top_p}; a lower value would bias the "
+                "probability ratios."
             )
         base = options.model
         if role.engine:
             base = Path(config.engines[role.engine].path)
         if base is None or not base_sha256(base):
-            raise BadConfig(f"roles.{name}: no folder has its weights; name it with --model.")
+            raise BadConfig(
+                f"roles.{name}: no folder with the model's weights is known; name one with --model."
+            )
         start = named_adapters([getattr(options, trained)])
         policy = Policy(trained, (name,), base, next(iter(start.values())))
         check_engine(name, config, base_sha256(base), _rank(policy, recipe), name)
@@ -184,8 +186,8 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
     if len({base_sha256(policy.base) for policy in policies}) == 1 < len(policies):
         if len({policy.start for policy in policies}) > 1:
             raise BadConfig(
-                "--executor, --delegator: both roles have one base model and so share an adapter; "
-                "name the same start for both."
+                "--executor, --delegator: both roles have the same base model, so they share one "
+                "adapter; give both options the same value."
             )
         both = tuple(ROLES[role] for role in options.roles)
         return [policies[0]._replace(name="shared", roles=both)]
@@ -347,7 +349,7 @@ async def _groups(
     if not kept or len(failed) > _MAX_FAILED * len(pairs):
         raise BadConfig(
             f"Step {number}: {len(failed)} of {len(pairs)} runs failed, the first with: "
-            f"{next(iter(failed.values()))} Correct this, and start the same command again."
+            f"{next(iter(failed.values()))} Fix the cause, and start the same command again."
         )
     return kept
 

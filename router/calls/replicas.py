@@ -177,8 +177,8 @@ def choose(
         first = min(replicas, key=lambda replica: replica.endpoint.breaker.wait_s)
         wait_s = first.endpoint.breaker.wait_s
         raise UpstreamUnavailable(
-            f"{first.endpoint.last_failure}. After such failures, no calls are made for "
-            f"{wait_s:.1f} s; try again then",
+            f"{first.endpoint.last_failure}. The gateway sends no calls to this endpoint for "
+            f"{wait_s:.1f} s; try again after that",
             endpoint=first.model.endpoint,
             retry_after_s=wait_s,
             unspent=True,

@@ -64,9 +64,8 @@ MAX_HISTORY = 40
 MAX_HISTORY_CHARS = 32_000
 """Max characters of all messages before a question."""
 OUT_OF_SCOPE = (
-    "not in the demo world: the demo's models know a small fictional world only, and "
-    "nothing of {words}. "
-    "To ask about other things, name real models in a config (docs/documents.md says "
+    "not in the demo world: the demo's models know a small fictional world only, and nothing of "
+    "{words}. To ask about other things, name real models in a config (docs/documents.md says "
     "how) and give it to --config."
 )
 
@@ -196,7 +195,9 @@ class Gateway(Frozen, kw_only=True):
         roles = dict(chosen.roles)
         if request.history:
             if self.condenser is None:
-                raise BadConfig("history: no condenser is set here; ask the question in full.")
+                raise BadConfig(
+                    "history: this gateway cannot read a history; ask a question that needs none."
+                )
             roles["condense"] = self.condenser.role
         self._check_prices(options, roles)
         opened = RunRequest(

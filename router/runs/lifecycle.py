@@ -249,9 +249,10 @@ class RunLifecycle:
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
             run = await self.archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
-                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; only an answer or a "
-                "table that was interrupted at this gateway in the last hour can be resumed, and "
-                f"only once. `rolegate runs show {run.id}` shows what is stored of this run."
+                f"run_id {run.id!r}: cannot be resumed; its kind is {run.kind}, its status "
+                f"{run.status}. Only an answer or a table that was interrupted at this gateway in "
+                f"the last hour can be resumed, once. `rolegate runs show {run.id}` shows the "
+                "stored run."
             )
         recorded = replace(
             options,

@@ -261,7 +261,7 @@ async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
 async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
     """Let a key expire, or remove its expiry."""
     if options.after is None and not options.never:
-        raise BadRequest("keys expire: give --after or --never.")
+        raise BadRequest("keys expire: no time is given; give --after or --never.")
     at = None
     if options.after is not None:
         at = datetime.now(UTC) + timedelta(seconds=options.after)

@@ -65,7 +65,7 @@ def documents(arguments: Sequence[str]) -> int:
 def _upload(client: Client, options: UploadOptions) -> bool:
     """Upload files; a document of the same name is replaced."""
     if options.name and len(options.files) > 1:
-        raise BadConfig("--name: names one document; upload one file at a time.")
+        raise BadConfig("--name: is only for a single file; upload one file at a time.")
     for number, file in enumerate(options.files, 1):
         wait = options.wait and number == len(options.files)
         document = client.upload(file, options.name, wait=wait)

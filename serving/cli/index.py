@@ -129,7 +129,7 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
             raise BadConfig("--out: missing; name the folder of the index.")
         if options.index != DEFAULT_INDEX:
             raise BadConfig(
-                "--index: PATHS are written to the folder --out, not to an index of the config; "
+                "--index: cannot be combined with PATHS, which are indexed into the folder --out; "
                 "leave PATHS or --index out."
             )
         retrieval = RetrievalConfig(
@@ -148,7 +148,7 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
         raise BadConfig(f"--index {options.index}: the config has no table [{key}]; add it.")
     if not named.documents:
         raise BadConfig(
-            f"{key}.documents: the config names none; add them, or give PATHS and --out."
+            f"{key}.documents: the config names no documents; add them, or give PATHS and --out."
         )
     return named, config.engines
 
@@ -168,8 +168,8 @@ async def _build(options: BuildOptions) -> None:
     config, engines = _retrieval(options)
     if options.ray and not config.embedder.in_process:
         raise BadConfig(
-            "--ray: spreads the work of MiniLM only, and the config names another embedder; leave "
-            "--ray out."
+            "--ray: works only with the embedder MiniLM, but the config names another embedder; "
+            "leave --ray out."
         )
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:

@@ -123,8 +123,8 @@ def _columns(text: str) -> Sequence[pb.Column]:
         raise BadConfig(f"--columns: {error}") from None
     if not any(column.key for column in columns):
         raise BadConfig(
-            "--columns: no column is a key, which tells rows apart; put a star after a key's name: "
-            '"city*, founder".'
+            "--columns: there is no key column to tell rows apart; put a * after the name of a "
+            'key: "city*, founder".'
         )
     return columns
 

@@ -84,7 +84,7 @@ def _dimensions(words: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(filter(None, ",".join(words).split(","))))
     for name in names:
         if name not in _DIMENSIONS:
-            raise BadConfig(f"--by: {name!r} is none of {', '.join(_DIMENSIONS)}; use these names.")
+            raise BadConfig(f"--by: {name!r} is unknown; use {', '.join(_DIMENSIONS)}.")
     return names
 
 
