@@ -472,7 +472,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         (
             with_tables("[versions]\nstart = 'executor-000001'"),
             (
-                "versions.start: {folder}/executor-000001 holds no manifest.json; name the "
+                "versions.start: {folder}/executor-000001 contains no manifest.json; name the "
                 "folder of a published version."
             ),
         ),

@@ -123,7 +123,7 @@ def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "pipe")
     for place, message in (
         ("empty", r"empty: contains no file of a supported kind; .*\.pdf"),
-        ("pipe", "nothing here"),
+        ("pipe", "no file of a supported kind"),
         ("absent", "absent: there is no such file or folder; correct"),
     ):
         with pytest.raises(BadDocument, match=message):

@@ -208,7 +208,7 @@ async def test_without_a_folder_the_error_says_what_to_set(tmp_path: Path) -> No
         world.running(),
         world.client("operator") as operator,
     ):
-        with pytest.raises(GatewayError, match=r"uploads\.folder: .* set the key") as caught:
+        with pytest.raises(GatewayError, match=r"uploads\.folder: .* set this key") as caught:
             await operator.upload(archive("Amaranth"), "a.txt")
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(GatewayError, match="index 'uploads': there is no such index") as absent:
