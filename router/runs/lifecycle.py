@@ -46,7 +46,7 @@ _log = structlog.get_logger("gateway")
 _RESUMABLE = ("answer", "table")
 """Kinds of runs that can be resumed after an interruption."""
 POLL_S = 0.2
-"""Seconds between two looks at the status of a run of another process."""
+"""Seconds between two checks of the status of a run in another process."""
 _STORING_SHARE = 0.05
 _LONGEST_STORING_S = 0.5
 """The part of a request's time that is kept for storing the run and sending the answer: this share
@@ -165,9 +165,9 @@ class RunLifecycle:
     admission: Admission = field(default_factory=Admission)
     observer: Observer = field(default_factory=Observers)
     conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
-    """Returns by name what else the turns of a run in a scope depend on, such as the index. A run
-    can be resumed only while these values are the same. Raises `NotFound` for an index that does
-    not exist.
+    """Returns, by name, everything else that the turns of a run in a scope depend on, such as the
+    index. A run can be resumed only while these values are the same. Raises `NotFound` for an index
+    that does not exist.
     """
 
     @asynccontextmanager

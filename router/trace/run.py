@@ -60,8 +60,8 @@ class Run(Frozen):
 
     @property
     def question(self) -> str:
-        """The question as it was searched: written from the conversation before it, if there is
-        one, or else the request as it was asked.
+        """The question as it was searched: the question that was rewritten with the conversation
+        before it, or the request itself if there was no conversation.
         """
         condensing = self.result.condensing if isinstance(self.result, Trajectory) else None
         return condensing.question if condensing else self.request

@@ -145,8 +145,9 @@ class Execution(Frozen, gc=False, tag=True):
         return sum((execution.every_search for execution in self.work.executions), ())
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
-        """Return a list for each statement in `points`: the sentences that support it, in passages
-        that were shown to the executor. It is empty if a sentence of the statement has no support.
+        """Return a list for each statement in `points`: citations of the sentences that support the
+        statement, from passages that were shown to the executor. A list is empty if a sentence of
+        its statement has no support.
         """
         return cite(points, (passage for search in self.every_search for passage in search.shown))
 
@@ -194,7 +195,7 @@ class SearchDone(Frozen, gc=False, tag=True):
     """A search returned its passages."""
 
     index: int
-    """The number of the sub-query for which was searched."""
+    """The number of the sub-query that the search was for."""
     query: str
     titles: tuple[str, ...]
     """Titles of the passages, best first."""
@@ -309,7 +310,7 @@ AnswerOutcome = Literal[
 
 
 class Condensing(Frozen):
-    """A conversation before a question, and what was made of both."""
+    """A conversation before a question, and the question that the condenser wrote from both."""
 
     history: tuple[Message, ...]
     """The messages before the question, oldest first."""
@@ -331,7 +332,7 @@ class Trajectory(Frozen, tag=True):
     executions: tuple[Execution, ...] = ()
     """Executions of all rounds, in the order of dispatch."""
     rounds: tuple[int, ...] = ()
-    """For each round that dispatched, its number of sub-queries."""
+    """For each round that dispatched sub-queries, the number of its sub-queries."""
     messages_before_reports: tuple[int, ...] = ()
     """For each of `rounds`, the number of messages in `delegation` before the message with the
     round's reports.
@@ -403,14 +404,14 @@ class TableRun(Frozen, tag=True):
     given: tuple[tuple[str, ...], ...] = ()
     """Rows that the client gave, with a value for each column. An empty value is a cell to fill."""
     asks: tuple[Ask, ...] = ()
-    """All pieces of work, each at the position that is the number of its sub-query."""
+    """All asks; the position of an ask is the number of its sub-query."""
     executions: tuple[Execution, ...] = ()
     """The execution of each of `asks`, in the same order."""
     delegation: Conversation | None = None
     """The delegator's conversation."""
     outcome: TableOutcome = "filled"
     asks_per_cell: int = 2
-    """Max executors that look for one cell."""
+    """Max executors that look for the value of one cell."""
     max_rows: int = 2000
     """Max rows of the table."""
     ignored: tuple[str, ...] = ()
