@@ -217,11 +217,12 @@ class _Evidence:
         }
 
     def citations(self, claim: str) -> tuple[int, ...]:
-        """Return the positions of the few citations that together contain the names and numbers of
-        a text: repeatedly the one that has the most of those that are still missing.
+        """Return the positions of a few citations that together contain the names and numbers of a
+        text. Each step chooses the citation that contains the most names and numbers that are still
+        missing.
 
-        A text without names and numbers has the citation that contains most of its words, and at
-        least half of them.
+        For a text without names and numbers, return the citation that contains the most of its
+        words, if these are at least half of the words.
         """
         missing = _content(claim)
         names = missing & _content(" ".join(filter(_is_name, apart(claim).split())))

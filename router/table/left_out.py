@@ -61,9 +61,9 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
 def named_with_values(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
     """Return the names that are in no row, from passages that contain the value of a condition: the
     names in a passage's lists, and the passage's title if one sentence contains both the title and
-    the value. Only conditions `equals` and `one_of` on text columns count.
+    the value. Only the operators `equals` and `one_of` on text columns are considered.
 
-    Check each name: few of them may meet the condition.
+    The caller must check each name, because few names may meet the condition.
     """
     values = {
         sought(value)

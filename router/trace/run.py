@@ -10,7 +10,14 @@ from router.trace.scope import DEFAULT_SCOPE, Scope
 from router.trace.values import Event, Result, Trajectory
 
 RunKind = Literal["answer", "complete", "execute", "table", "shadow"]
+"""Kind of a run. `answer`: answers a question. `complete`: one completion by a role's model.
+`execute`: one execution of a sub-query. `table`: fills a table. `shadow`: repeats the work of a
+finished run with another executor version.
+"""
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
+"""Status of a run. `cancelled`: on request, or because the client disconnected. `interrupted`: by a
+stop or kill of its gateway.
+"""
 
 
 class RoleSetting(Frozen):

@@ -33,6 +33,11 @@ ExecutionOutcome = Literal[
     "retrieval_failed",
     "budget_exhausted",
 ]
+"""How the work on a sub-query ended. `reported`: with a report. `escalated`: a manager passed the
+sub-query on, but no other manager took it. `no_report`: the last output of the model was no report.
+`timed_out`: the time ran out. `model_failed`, `retrieval_failed`: a model or the retrieval failed.
+`budget_exhausted`: the request's budget or the tenant's quota was used up.
+"""
 
 
 class Conversation(Frozen, gc=False, tag=True):
@@ -307,6 +312,13 @@ AnswerOutcome = Literal[
     "budget_exhausted",
     "clarify",
 ]
+"""Outcome of an answer. `answered`: the delegator found the evidence sufficient and stopped.
+`rounds_exhausted`, `time_exhausted`, `budget_exhausted`: a limit ended the search, and the answer
+is based on the reports so far. `no_search`: the delegator dispatched no sub-query. `out_of_scope`:
+the question has words that the models do not know. `not_found`: the reports do not contain an
+answer. `clarify`: the history does not say what the question refers to, and the answer is a
+question to the user.
+"""
 
 
 class Condensing(Frozen):
