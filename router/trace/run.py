@@ -15,8 +15,9 @@ RunKind = Literal["answer", "complete", "execute", "table", "shadow"]
 finished run with another executor version.
 """
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
-"""Status of a run. `cancelled`: on request, or because the client disconnected. `interrupted`: by a
-stop or kill of its gateway.
+"""Status of a run. `running`: under way. `finished`: ended with a result. `failed`: ended with an
+error. `cancelled`: on request, or because the client disconnected. `interrupted`: the gateway
+stopped, or was killed.
 """
 
 
