@@ -61,13 +61,13 @@ class Options(harness.Options):
     questions: Count = 6
     """Number of questions per setting."""
     blocks: tuple[int, ...] = (1, 2, 4, 8)
-    """Numbers of sub-queries in a block to measure."""
+    """Measure blocks with these numbers of sub-queries."""
     speeds: tuple[float, ...] = (
         25.0,
         50.0,
         100.0,
     )
-    """The delegator's speeds to measure, tokens per second."""
+    """Measure these generation speeds of the delegator, in tokens per second."""
 
 
 class Setting(Frozen):

@@ -44,12 +44,12 @@ class Options(harness.Options):
     )
     """Seeds of the training worlds."""
     questions: Count = 300
-    """Questions per training world."""
+    """Number of questions per training world."""
     asked: Count = 200
-    """Questions about the held-out world."""
+    """Number of questions about the held-out world, for the evaluation."""
     work: Path | None = None
-    """Folder to keep the results of each step in, so that the same command can resume (default: a
-    temporary folder).
+    """Folder for the results of each step; the same command with the same folder resumes (default:
+    a temporary folder).
     """
 
 

@@ -56,13 +56,15 @@ class Options(harness.Options):
     passages: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     """Sizes of the indexes."""
     factories: tuple[str, ...] = ("Flat", "HNSW32,SQ8", "IVF,SQ8", "IVF,PQ48")
-    """Kinds of index, as FAISS writes them (index factory). `IVF` without a number gets a number of
+    """Index factory strings of FAISS. For `IVF` without a number, the benchmark chooses a number of
     lists that suits the size of the index.
     """
     memory_gb: float = 4.0
-    """The limit `retrieval.memory_gb`."""
+    """Value of the config key `retrieval.memory_gb`: max memory of an index, in GiB."""
     dimension: int | None = None
-    """Turn the vectors into a space of more dimensions (default: those of MiniLM)."""
+    """Map the vectors to this higher number of dimensions, with equal cosines (default: do not map
+    them).
+    """
 
 
 class Measured(Frozen):

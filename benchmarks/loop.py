@@ -67,15 +67,15 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     questions: Count = 500
-    """Questions asked to train from."""
+    """Number of questions whose runs are the training data."""
     held_out: Count = 200
-    """Held-out questions asked before and after the training."""
+    """Number of held-out questions, which are asked before and after the training."""
     max_questions: Count = 1500
-    """Max questions asked until the gate decides about a version."""
+    """Max number of questions asked while the gate decides about a version."""
     in_flight: Count = 8
-    """Questions asked at the same time."""
+    """Number of questions asked at the same time."""
     work: Path | None = None
-    """Folder to keep world, training steps and versions in (default: a temporary folder)."""
+    """Folder for the world, the training steps and the versions (default: a temporary folder)."""
 
 
 class StageScores(Frozen):

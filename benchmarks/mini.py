@@ -50,7 +50,7 @@ class Options(harness.Options):
     models: Path | None = msgspec.field(name="config", default=None)
     """Config that names the models (default: the preset mini)."""
     in_flight: Count = 8
-    """Questions asked at the same time."""
+    """Number of questions asked at the same time."""
 
 
 class GroupScores(Frozen):

@@ -163,19 +163,19 @@ class Options(harness.Options):
     parts: tuple[Part, ...] = ()
     """Parts to measure: paced, cpu, proxy, load (default: all)."""
     rounds: Annotated[int, Meta(ge=2)] = 10
-    """Rounds of each part, in addition to one that warms up."""
+    """Number of measured rounds of each part; one warm-up round runs before them."""
     questions: Annotated[int, Meta(ge=2)] = 200
-    """Questions for each variant in each round."""
+    """Number of questions for each variant in each round."""
     in_flight: tuple[int, ...] = (
         10,
         100,
         1000,
         3000,
     )
-    """In the part load: numbers of questions in flight."""
+    """In the part load: measure with these numbers of questions in flight."""
     token_s: Annotated[float, Meta(gt=0)] = 0.01
-    """In the part paced: seconds that models take for a token; the first token takes five times as
-    long.
+    """In the part paced: seconds in which a model generates one token; the first token takes five
+    times as long.
     """
     folder: Path | None = None
     """Folder for stores and logs; the speed of its disk affects the results (default: a temporary

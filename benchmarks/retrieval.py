@@ -34,9 +34,10 @@ class Options(harness.Options):
     index: Path | None = None
     """Folder of the corpus's index, which is built if missing (default: a temporary folder)."""
     vectors: str = "Flat"
-    """How vectors are searched (`retrieval.vectors`)."""
+    """Kind of vector index, as in the config key `retrieval.vectors`."""
     milvus: str | None = None
-    """Search vectors in Milvus at this address, in the partition `bench` of `bench`."""
+    """Search vectors in Milvus at this address, in the partition `bench` of the collection `bench`.
+    """
 
 
 class RankingScores(Frozen):

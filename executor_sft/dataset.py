@@ -72,9 +72,10 @@ class Options(StepOptions):
     role: Literal["execution", "delegation"] = "execution"
     """role whose turns the model learns"""
     thinking: bool | None = None
-    """whether the model thinks: the value of `thinking` that the config sets for the role"""
+    """value of the role's key `thinking` in the config (default: the config does not set the key)
+    """
     system_role: bool = True
-    """whether prompts have a system message: the value that the config sets for the role"""
+    """value of the role's key `system_role` in the config: whether prompts have a system message"""
 
 
 class TrainingRow(Frozen):

@@ -64,7 +64,7 @@ class Options(StepOptions):
     combined with every executor
     """
     rollouts: Count = 4
-    """answers to each question by each executor, each with another seed"""
+    """number of answers to each question by each executor; each answer has a different seed"""
     temperature: Annotated[float, Meta(ge=0)] | None = None
     """sampling temperature of all roles but the judge (default: as in the config)"""
     limit: Count | None = None

@@ -80,13 +80,13 @@ class Options(StepOptions):
     none: bool = False
     """do not filter: keep all trajectories that have a report, to measure the filter's effect"""
     best: bool = False
-    """keep the best run of each group; for folders of `rolegate sft rollout --group`"""
+    """keep only the best run of each group; for folders of `rolegate sft rollout --group`"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out rollouts of these questions, and rollouts with one of
-    them as a sub-query
+    """files of held-out questions; leave out a rollout if its question or a sub-query is a held-out
+    question
     """
     seed: int = 1
-    """seed of the random choice of samples where --mix allows fewer than there are"""
+    """seed of the random choice of samples, if a stratum has more samples than --mix allows"""
 
 
 class FilteredSample(Frozen):

@@ -53,15 +53,17 @@ class Options(RolloutOptions):
     """Options of the step."""
 
     since: str | None = None
-    """use only runs that started from this time on: 2026-11-21, 2026-11-21T10:00 (UTC, unless it
-    names a zone), or 7d or 12h ago
+    """use only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC, unless a
+    zone is given), or 7d or 12h (that long ago)
     """
     until: str | None = None
     """use only runs that started before this time, in the same forms as --since"""
     tenant: str | None = None
     """use only runs of this tenant"""
     evaluation: tuple[Path, ...] = ()
-    """files of held-out questions; leave out logged questions that equal or resemble one of them"""
+    """files of held-out questions; leave out logged questions that equal or resemble a held-out
+    question
+    """
     yes: bool = False
     """start without asking for confirmation of the cost"""
 

@@ -37,9 +37,10 @@ class Options(Frozen):
     trained: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft train`, or of `rolegate sft reinforce`"""
     evaluation: Path | None = None
-    """evaluation.json of `rolegate sft evaluate`, to keep in the version's manifest"""
+    """evaluation.json of `rolegate sft evaluate`; its contents are stored in the version's manifest
+    """
     step: Count | None = None
-    """step of `rolegate sft reinforce` whose adapter is published (default: the last one)"""
+    """publish the adapter of this step of `rolegate sft reinforce` (default: the last step)"""
 
 
 def run(options: Options) -> int:
@@ -133,8 +134,8 @@ def check_engine(
     served = base_sha256(Path(engine.path))
     if served and served != trained_on:
         raise BadVersion(
-            f"{what}: the base model is not the one that engines.{name} serves ({engine.path}); "
-            "train on the model that is served, or name a config that serves this base model."
+            f"{what}: the base model differs from the model that engines.{name} serves "
+            f"({engine.path}); train on that model, or use a config that serves this base model."
         )
     if rank is not None and rank > (engine.adapter_rank or 0):
         raise BadVersion(

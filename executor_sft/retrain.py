@@ -32,7 +32,7 @@ class Options(ConnectionOptions, kw_only=True):
 
     config: Path
     work: Path
-    """folder in which each step gets a folder for its results"""
+    """folder in which the command creates a result folder for each step"""
     evaluation: Path
     """file of held-out questions with right answers, JSON lines"""
     model: Path | None = None
@@ -47,10 +47,10 @@ class Options(ConnectionOptions, kw_only=True):
     """
     min_trajectories: Count = 100
     """stop before the training if fewer trajectories pass the filter; 500 logged questions of the
-    demo gave 1,298
+    demo gave 1,298 trajectories
     """
     rollouts: Count = 1
-    """answers to each held-out question by each executor"""
+    """number of answers to each held-out question by each executor"""
     concurrency: Count = 8
     """questions that are answered at the same time"""
     yes: bool = False

@@ -81,15 +81,16 @@ class RolloutOptions(StepOptions, kw_only=True):
     limit: Count | None = None
     """max questions to roll out (default: all)"""
     leave_failed: bool = False
-    """finish the step without the questions that failed (default: leave it unfinished, so that the
-    same command tries them again)
+    """finish the step without the questions that failed (default: do not finish the step; the same
+    command then tries these questions again)
     """
     concurrency: Count = 8
     """questions that are rolled out at the same time"""
     ray: str | None = None
-    """work on this Ray cluster: local (this machine's cores), or the HOST:PORT of its head"""
+    """work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head"""
     capped: Count = 3
-    """tries of the teacher with only one search, for each sub-query on which it searched more often
+    """number of extra tries of the teacher with only one search, for each sub-query for which the
+    teacher searched more than once
     """
 
 
@@ -99,16 +100,16 @@ class Options(RolloutOptions, kw_only=True):
     questions: Path
     """file of questions with right answers, or of requests for tables, JSON lines"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out questions that equal or resemble one of them"""
+    """files of held-out questions; leave out questions that equal or resemble a held-out question
+    """
     group: Annotated[int, Meta(ge=2)] | None = None
     """answer each question this many times, without a teacher (default: run teacher and student)"""
     temperature: Annotated[float, Meta(ge=_TEMPERATURE)] = 1.0
     """with --group: sampling temperature of all roles"""
     executor: str = BASE
-    """with --group: the executor, which is base (the config's model) or the folder of an adapter"""
+    """with --group: executor to use: base (the config's model), or the folder of an adapter"""
     delegator: str = BASE
-    """with --group: the delegator, which is base (the config's model) or the folder of an adapter
-    """
+    """with --group: delegator to use: base (the config's model), or the folder of an adapter"""
     topology: TopologyName = "factorized"
     """with --group: factorized (no managers), or host (managers between delegator and executors)"""
 
@@ -431,8 +432,8 @@ def teacher_config(config: Config) -> RoleConfig:
     if len(prompts) > 1:
         raise BadConfig(
             f"distillation.teacher.prompt: {teacher.prompt} differs from {student.prompt}; name "
-            "the prompt of roles.execution, because the student must learn with the prompt with "
-            "which it serves."
+            "the prompt of roles.execution, because the student must be trained with the prompt "
+            "that it gets when it is served."
         )
     return teacher
 

@@ -180,7 +180,7 @@ class Runtime:
     def _managers(self) -> dict[str, Role]:
         """Roles of the managers. Raises `BadConfig` if there is none, or if one has tools."""
         if not self.config.managers:
-            raise BadConfig("managers: the config has none; add a table [managers.NAME].")
+            raise BadConfig("managers: the config has no managers; add a table [managers.NAME].")
         for manager, section in self.config.managers.items():
             if section.tools:
                 raise BadConfig(
@@ -283,7 +283,7 @@ async def open_runtime(
     if count > MAX_LOADED:
         raise BadConfig(
             f"{count} adapters are given for one role, and an engine loads at most {MAX_LOADED}; "
-            "give fewer."
+            "give fewer adapters."
         )
 
     async with AsyncExitStack() as stack:
@@ -334,8 +334,8 @@ def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
         return work(runtime)
     if runtime.config.engines:
         raise BadConfig(
-            f"--ray {ray}: the workers need models by address; serve them by themselves, set "
-            "base_url in place of engine, and remove the tables [engines.NAME]."
+            f"--ray {ray}: workers cannot start engines; serve the models separately, set "
+            "base_url instead of engine, and remove the tables [engines.NAME]."
         )
     workers = cycle(workers_of(ray, _Worker))
 

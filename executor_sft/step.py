@@ -89,7 +89,7 @@ class Step(Frozen):
             # A killed command may have left a temporary file
             if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
                 raise BadConfig(
-                    f"{folder}: contains files but no step of the distillation; name a new folder."
+                    f"{folder}: contains files, but none of a training step; name a new folder."
                 )
             write_json(begun, origin)
         else:

@@ -207,8 +207,7 @@ refused, and requests that were made with it are cancelled.
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (
     "A key is needed: send the header `authorization: Bearer rg_…`, or set ROLEGATE_API_KEY for "
-    "commands and clients. "
-    "The operator creates keys (`rolegate keys create`)."
+    "commands and clients. The operator creates keys (`rolegate keys create`)."
 )
 _UNKNOWN = (
     "The API key is unknown or revoked; ask the operator for another key, and send it as "
@@ -370,8 +369,8 @@ def check_scope(identity: Identity, scope: KeyScope) -> None:
         )
     if scope == "operate" and identity.tenant is not None:
         raise AccessDenied(
-            "Only the operator may do this, but your key belongs to a tenant; use an operator's "
-            "key."
+            "Only the operator may do this, but your key belongs to a tenant; use a key without a "
+            "tenant."
         )
 
 

@@ -153,8 +153,8 @@ class Administration:
             )
         if tenant is not None and "operate" in chosen:
             raise BadRequest(
-                "scope operate: only a key without a tenant, an operator's key, can have it; leave "
-                "out the tenant, or this scope."
+                "scope operate: only a key without a tenant can have this scope; leave out the "
+                "tenant, or this scope."
             )
         if len(label) > _LONGEST_LABEL or not label.isprintable():
             raise BadRequest(f"label: must be at most {_LONGEST_LABEL} printable characters.")
@@ -346,5 +346,5 @@ def dollars(nano: int) -> str:
 def _check_name(name: str) -> None:
     if not TENANT_NAME.fullmatch(name):
         raise BadRequest(
-            f"tenant {name[:80]!r}: use at most 64 letters, digits, dots, underscores and hyphens."
+            f"tenant {name[:80]!r}: must be 1 to 64 letters, digits, dots, underscores or hyphens."
         )

@@ -83,7 +83,7 @@ def accepting(uploads: Uploads | None) -> Uploads:
     """Return `uploads`. Raises `BadConfig` for None, that is, if the gateway accepts no uploads."""
     if uploads is None:
         raise BadConfig(
-            "uploads.folder: this gateway accepts no uploads; set the key to a folder, in which "
-            "uploaded documents and their indexes are then kept."
+            "uploads.folder: this gateway accepts no uploads; set this key to a folder for "
+            "uploaded documents and their indexes."
         )
     return uploads

@@ -39,9 +39,9 @@ def workers_of(address: str, kind: type) -> Any:
         ray.init(address, include_dashboard=False, logging_level="ERROR")
     except Exception as error:  # Ray has many
         raise BadConfig(
-            f"--ray {address}: the cluster cannot be reached ({error}); give local, or the "
-            "HOST:PORT of a head that runs (`ray start --head`), make this machine one of its "
-            "nodes (`ray start --address HOST:PORT`), and set RAY_AUTH_MODE as there."
+            f"--ray {address}: the cluster cannot be reached ({error}); give local, or HOST:PORT "
+            "of a running head (`ray start --head`). For the latter, make this machine a node of "
+            "that cluster (`ray start --address HOST:PORT`), and set RAY_AUTH_MODE as on the head."
         ) from error
     worker = ray.remote(kind).options(
         max_restarts=3, max_task_retries=-1, scheduling_strategy="SPREAD"
@@ -59,6 +59,6 @@ async def finished(call: Any) -> Any:
         return await call
     except RayActorError as error:
         raise RolegateError(
-            "--ray: a worker died, and so did the three that Ray started for it; look into "
-            "session_latest/logs of Ray's folder on the nodes, and whether they have enough memory."
+            "--ray: a worker ended unexpectedly, and so did its three restarts; check the memory "
+            "of the nodes, and session_latest/logs in Ray's folder there."
         ) from error

@@ -214,8 +214,8 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
                 probe.bind(socket_address)
         except (OSError, ValueError, OverflowError) as error:
             raise BadConfig(
-                f"{setting}: cannot listen on {wanted}; is the port in use? Choose another, or "
-                f"port 0 for any free one ({error})."
+                f"{setting}: cannot listen on {wanted}; is the port in use? Choose another port, "
+                f"or port 0 for any free port ({error})."
             ) from None
 
 

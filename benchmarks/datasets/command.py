@@ -36,7 +36,7 @@ class Options(harness.Options):
     out: Path | None = None
     """Write the drawn questions to this file."""
     corpus: Path | None = None
-    """Write the paragraphs that rows contain to this file, as a corpus."""
+    """Write all paragraphs in the rows of the question files to this file, as a corpus."""
 
 
 class QuestionCounts(Frozen):

@@ -85,9 +85,9 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     seeds: Count = 5
-    """trainings of each variant, each with another seed"""
+    """number of seeds; each variant is trained once with each seed"""
     steps: Count = 80
-    """training steps of each variant and seed; a step has 64 runs"""
+    """number of training steps for each variant and seed; a step has 64 runs"""
     rate: Annotated[float, Meta(gt=0)] = 1e-3
     """learning rate"""
     only: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ def measure(options: Options) -> Figures:
     need("sft", "torch")
     if unknown := set(options.only) - VARIANTS.keys():
         raise BadRequest(
-            f"--only {min(unknown)}: there is no such variant; there are: {', '.join(VARIANTS)}."
+            f"--only {min(unknown)}: unknown variant; the variants are: {', '.join(VARIANTS)}."
         )
     import torch
 

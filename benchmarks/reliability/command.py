@@ -67,19 +67,19 @@ class Options(harness.Options):
     questions: Annotated[int, Meta(ge=4)] = 2000
     """In the part faults: number of questions to ask."""
     in_flight: Count = 32
-    """Questions asked at the same time."""
+    """Number of questions asked at the same time."""
     share: Annotated[float, Meta(ge=0, le=1)] = 0.05
-    """Share of model calls that are made to fail."""
+    """Share of model calls into which the benchmark injects a fault."""
     kills: Count = 30
-    """In all other parts: how often the gateway is killed."""
+    """In all parts except faults: number of times that the gateway is killed."""
     longest: Annotated[float, Meta(gt=0)] = 2.0
-    """Max seconds from a start of the gateway to its kill."""
+    """Max seconds between the start of the gateway and its kill."""
     store: Literal["sqlite", "postgres"] = "sqlite"
     """Database in which runs are stored."""
     seed: int = 0
     """Seed of the faults and of the kills."""
     folder: Path | None = None
-    """Folder to keep the stores in (default: a temporary folder)."""
+    """Folder for the stores (default: a temporary folder)."""
 
 
 class PartFigures(Frozen):

@@ -102,8 +102,8 @@ def cells_of(plan: Plan) -> list[SweepCell]:
     for pairs in plan.pairs:
         if pairs.topology == "host" and not config.managers:
             raise BadConfig(
-                f"pairs: the topology host needs managers, and {plan.config} has none; add a table "
-                "[managers.NAME] there."
+                f"pairs: the topology host needs managers, and {plan.config} has none; add a "
+                "table [managers.NAME] to that file."
             )
         for backbone, executor in product(pairs.backbone, pairs.executor or (None,)):
             name = f"{backbone} + {executor}" if executor else backbone

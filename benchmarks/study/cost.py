@@ -73,12 +73,12 @@ class Options(harness.Options):
     store: str
     """Store of a gateway, as a URL such as sqlite:///rolegate.db."""
     prices: Path | None = None
-    """File of prices (TOML) with a table for each model: prompt, completion and cached, in dollars
-    per million tokens (default: prices as booked).
+    """TOML file with one table for each model, whose keys prompt, completion and cached are prices
+    in dollars per million tokens (default: the prices at the time of the calls).
     """
     instead: tuple[str, ...] = ()
-    """Estimate the cost with this model in this role, as ROLE=MODEL[*SHARE], using SHARE times as
-    many tokens (default: 1).
+    """ROLE=MODEL[*SHARE]: estimate the cost if this model had worked in this role. SHARE is the
+    factor by which the number of tokens changes (default: 1).
     """
 
 

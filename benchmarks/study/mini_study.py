@@ -35,15 +35,17 @@ class Options(harness.Options):
     """Options of the study."""
 
     work: Path
-    """Folder for worlds, results and report; a study in it is resumed."""
+    """Folder for worlds, results and report; an unfinished study in this folder is resumed."""
     worlds: tuple[int, ...] = (21, 22)
     """Seeds of the worlds."""
     questions: Count = 75
-    """Questions per world."""
+    """Number of questions per world."""
     rollouts: Count = 4
-    """Answers to each question by each configuration."""
+    """Number of answers to each question by each configuration."""
     world: Kind = "mini"
-    """Kind of the worlds; the shipped models were trained on mini."""
+    """Kind of the worlds: mini, on which the shipped models were trained, or compositional (nested
+    questions).
+    """
     models: Path = MODELS
     """Folder with the models, in the folders small, medium and large."""
 

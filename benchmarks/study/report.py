@@ -20,9 +20,8 @@ _FEW = 50
 be wider than 28 points.
 """
 _PUBLISHED = (
-    'From the paper "Think Big, Search Small" (TBSS). Other models, other questions and '
-    "another corpus: compare "
-    "shapes, not numbers."
+    'From the paper "Think Big, Search Small" (TBSS). The models, questions and corpus are '
+    "different: compare shapes, not numbers."
 )
 
 
@@ -30,7 +29,7 @@ class Options(harness.Options):
     """Options of the report."""
 
     results: Annotated[Path, POSITIONAL]
-    """Result folder of a sweep, finished or not."""
+    """Result folder of a sweep; the sweep may be unfinished."""
     out: Path
     """Folder to write the report to."""
 

@@ -56,9 +56,10 @@ class Options(harness.Options):
     plan: Path = msgspec.field(name="config")
     """Plan of the sweep (TOML)."""
     out: Path
-    """Folder for the results; a sweep in it is resumed."""
+    """Folder for the results; an unfinished sweep in this folder is resumed."""
     ray: str | None = None
-    """Work on this Ray cluster: local (this machine's cores), or the HOST:PORT of its head."""
+    """Work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head.
+    """
 
 
 class Figures(Frozen):
@@ -196,8 +197,8 @@ class Sweep(Frozen):
         """Raise `BadConfig` if earlier results were made with another index than `index`."""
         if others := {row.index for row in self.rows} - {index}:
             raise BadConfig(
-                f"{self.rows.path}: its results were made with the index {others.pop()!r}, but the "
-                f"index is now {index!r}; go back to that index, or name a new folder."
+                f"{self.rows.path}: the results come from the index {others.pop()!r}, but the "
+                f"index is now {index!r}; use the old index, or name a new folder."
             )
 
     async def _run_cell(

@@ -76,8 +76,8 @@ class Options(harness.Options, kw_only=True):
     tasks: Path
     """Folder with tasks.jsonl and gold/*.csv."""
     responses: Path | None = None
-    """File of responses (JSON lines); responses that are asked for are added to it (default: a file
-    in --out).
+    """File of responses (JSON lines); new responses are appended to this file (default: a file in
+    --out).
     """
     address: str | None = None
     """Address of a gateway, HOST:PORT, to ask for responses."""
@@ -86,24 +86,24 @@ class Options(harness.Options, kw_only=True):
     table), wide_single (one model searches and writes); the last two need --config.
     """
     against: Path | None = None
-    """File of other responses to compare the scores with."""
+    """File of other responses; the report compares the scores of both files."""
     runs: Count
     """Number of responses to each task."""
     judge: bool = False
-    """Let distillation.judge of --config compare cells and names."""
+    """Compare cells and names with the model distillation.judge of --config."""
     no_judge: bool = False
-    """Ask no judge; instead, compare cells and names by equality."""
+    """Compare cells and names by equality, without a judge."""
     models: Path | None = msgspec.field(name="config", default=None)
     """Config of the judge, and of models that write tables."""
     out: Path = Path("widesearch")
     """Folder to write the report to."""
     in_flight: Count = 4
-    """Tables filled, and responses scored, at the same time."""
+    """Number of tables that are filled, or responses that are scored, at the same time."""
     timeout: Annotated[float, Meta(gt=0)] = 1800.0
     """Max seconds for a table."""
     ray: str | None = None
     """With wide_written or wide_single: work on this Ray cluster: local (this machine's cores), or
-    the HOST:PORT of its head.
+    HOST:PORT of the cluster's head.
     """
 
 
@@ -140,8 +140,8 @@ async def measure(options: Options) -> Figures:
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "give --no-judge, or --judge with --config, whose distillation.judge is asked. "
-            "The topologies wide_written and wide_single also need --config."
+            "wrong combination of options; give --no-judge, or --judge with --config. The "
+            "topologies wide_written and wide_single always need --config."
         )
     if written and options.address:
         raise BadRequest(
@@ -149,7 +149,7 @@ async def measure(options: Options) -> Figures:
         )
     if options.ray and not written:
         raise BadRequest(
-            "--ray: spreads wide_written and wide_single only; give --topology, or leave it out."
+            "--ray: works only with the topologies wide_written and wide_single; leave --ray out."
         )
     if not (options.address or options.responses or written):
         raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
@@ -264,8 +264,8 @@ async def _ask(
         await in_flight(attempt, left, options.in_flight, "asking")
     if failed:
         raise BadRequest(
-            f"{len(failed):,} of {len(left):,} questions failed; "
-            "run the same command again to ask only these."
+            f"{len(failed):,} of {len(left):,} questions failed; run the same command again to "
+            "ask only the failed questions."
         )
 
 

@@ -197,7 +197,7 @@ async def _tables(
     renamed = [names.get(name, name) for name in table]
     if {*task.keys} - {*renamed} if strict else sorted(renamed) != sorted(gold):
         raise Unreadable(
-            f"its columns are {', '.join(table)[:_SHOWN]}, and those of the task are "
+            f"its columns are {', '.join(table)[:_SHOWN]}, but the task's columns are "
             f"{', '.join(gold)[:_SHOWN]}"
         )
     return dict(zip(renamed, table.values(), strict=True)), gold

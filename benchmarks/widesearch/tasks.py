@@ -119,7 +119,7 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
         ) from None
     if missing := [name for name in evaluation.required if not gold.get(name)]:
         raise BadCorpus(
-            f"{path}: has no rows under {', '.join(missing)}; add them, as {where} requires them."
+            f"{path}: has no values in {', '.join(missing)}, which {where} requires; add them."
         )
     rules = {name: rules[name] for name in evaluation.required}
     gold = {name: gold[name] for name in evaluation.required}

@@ -60,17 +60,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[Literal["backbone", "executor", "student", "teacher", "generalist"], POSITIONAL]
     """model to train"""
     world: Kind = "mini"
-    """kind of world whose questions a generalist learns: mini, or compositional (with nested
-    questions)
+    """for a generalist: kind of the world that the training questions are about; mini, or
+    compositional (with nested questions)
     """
     size: Literal["small", "medium", "large"] = "large"
-    """size of a generalist"""
+    """for a generalist: size of the model"""
     out: Path
     """folder to write the finished model to"""
     work: Path
     """folder for checkpoints and the log of losses; the same folder resumes the training"""
     steps: Count | None = None
-    """training steps, of 4,096 tokens each (default: as many as the shipped models had)"""
+    """number of training steps; a step has 4,096 tokens (default: as for the shipped models)"""
     threads: Count = 2
     """number of CPU threads"""
     rate: Annotated[float, Meta(gt=0)] = 3e-3
@@ -88,10 +88,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     understood without the conversation
     """
     start: Path | None = None
-    """folder of a finished model whose weights the training starts from (default: random weights)
+    """start the training from the weights of the finished model in this folder (default: random
+    weights)
     """
     tokenizer: Path | None = None
-    """folder of a finished model whose tokenizer to use (default: train a tokenizer)"""
+    """use the tokenizer of the finished model in this folder (default: train a tokenizer)"""
     seed: int = 1
     """seed of the initial weights and of the training worlds"""
 

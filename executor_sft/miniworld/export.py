@@ -40,20 +40,20 @@ REGISTERS = "registers.jsonl"
 
 
 class Options(Knobs, frozen=True, kw_only=True):
-    """Options of the command, with those that set the difficulty of tables."""
+    """Options of the command. `Knobs` has the options that set the difficulty of tables."""
 
     out: Path
     """folder to write the files to"""
     seed: int = 7
-    """seed of the world (the demo has the world of seed 7)"""
+    """seed of the world; the demo uses seed 7"""
     side: Side = "test"
     """whether the world is for training or for tests; training and test worlds share no names"""
     questions: Annotated[int, Meta(ge=0)] = 200
-    """number of questions; without effect with --wide"""
+    """number of questions; ignored with --wide"""
     wide: bool = False
     """write a world with requests for tables instead of questions"""
     tables: Count = 20
-    """with --wide: max tables of each of the three sizes"""
+    """with --wide: max number of tables of each size; there are three sizes"""
     edition: Count = 1
     """with --wide: edition of the pages; all editions have the same facts, in other wordings, and
     with other lists of names (registers) and other errors"""

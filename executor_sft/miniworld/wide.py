@@ -51,13 +51,13 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     hubs: Annotated[int, Meta(ge=1, le=20)] | None = 5
     """for tables: number of owners, such as countries of cities, to which most things belong"""
     listed: _Part = 0.9
-    """for tables: share of a set's members that registers list"""
+    """for tables: share of a set's members that are in a register (a list of names)"""
     stale: _Part = 0.1
-    """for tables: share of registers that list an entity that is not a member"""
+    """for tables: share of registers that contain a name of an entity outside the set"""
     twice: _Part = 0.15
     """for tables: share of names that are in two registers, and of cells that two pages state"""
     conflict: _Part = 0.05
-    """for tables: share of cells with another value on an outdated page"""
+    """for tables: share of cells for which an outdated page states a different value"""
     unstated: _Part = 0.04
     """for tables: share of facts that no page states"""
 

@@ -70,8 +70,8 @@ class Learner:
         gap = sums.gap / tokens
         if not isfinite(norm + gap):
             raise BadConfig(
-                "The gradient is not a number. The last adapter stays; lower learning_rate, and "
-                "start from that adapter."
+                "The gradient is not a number. The last adapter is kept; lower learning_rate, and "
+                "start again from that adapter."
             )
         if gap > self._recipe.max_gap:
             raise BadConfig(

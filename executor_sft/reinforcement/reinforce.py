@@ -69,21 +69,25 @@ class Options(StepOptions):
     questions: Path
     """file of questions with right answers, or of tables with right rows, JSON lines"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out questions that equal or resemble one of them"""
+    """files of held-out questions; leave out questions that equal or resemble a held-out question
+    """
     recipe: str = "marl-mini"
     """settings of the training: marl-mini, or a TOML file with a recipe's keys"""
     roles: tuple[Trained, ...] = get_args(Trained)
     """roles to train: delegator, executor or both"""
     executor: str = BASE
-    """the executor at the start, which is base (the config's model) or the folder of an adapter"""
+    """executor at the start of the training: base (the config's model), or the folder of an adapter
+    """
     delegator: str = BASE
-    """the delegator at the start, which is base or the folder of an adapter"""
+    """delegator at the start of the training: base (the config's model), or the folder of an
+    adapter
+    """
     model: Path | None = None
-    """folder with the base model; needed for roles that run on no engine of the config"""
+    """folder with the base model; needed for roles whose config has no `engine`"""
     steps: Count = 20
-    """updates in total"""
+    """total number of updates"""
     concurrency: Count = 8
-    """runs at the same time"""
+    """number of runs at the same time"""
 
 
 class Policy(NamedTuple):
@@ -157,7 +161,7 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
     if recipe.temperature < _MIN_TEMPERATURE:
         raise BadConfig(
             f"temperature: must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; engines "
-            "report probabilities at temperature 1, so that ratios would be biased."
+            "report probabilities at temperature 1, so the probability ratios would be biased."
         )
     policies: list[Policy] = []
     for trained in options.roles:
@@ -165,14 +169,16 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
         role = config.roles.by_name[name]
         if role.top_p != 1:
             raise BadConfig(
-                f"roles.{name}.top_p: must be 1, got {role.top_p}; tokens that are never sampled "
-                "would bias the ratios."
+                f"roles.{name}.top_p: must be 1, got {role.top_p}; a lower value would bias the "
+                "probability ratios."
             )
         base = options.model
         if role.engine:
             base = Path(config.engines[role.engine].path)
         if base is None or not base_sha256(base):
-            raise BadConfig(f"roles.{name}: no folder has its weights; name it with --model.")
+            raise BadConfig(
+                f"roles.{name}: no folder with the model's weights is known; name one with --model."
+            )
         start = named_adapters([getattr(options, trained)])
         policy = Policy(trained, (name,), base, next(iter(start.values())))
         check_engine(name, config, base_sha256(base), _rank(policy, recipe), name)
@@ -180,8 +186,8 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
     if len({base_sha256(policy.base) for policy in policies}) == 1 < len(policies):
         if len({policy.start for policy in policies}) > 1:
             raise BadConfig(
-                "--executor, --delegator: both roles have one base model and so share an adapter; "
-                "name the same start for both."
+                "--executor, --delegator: both roles have the same base model, so they share one "
+                "adapter; give both options the same value."
             )
         both = tuple(ROLES[role] for role in options.roles)
         return [policies[0]._replace(name="shared", roles=both)]
@@ -343,7 +349,7 @@ async def _groups(
     if not kept or len(failed) > _MAX_FAILED * len(pairs):
         raise BadConfig(
             f"Step {number}: {len(failed)} of {len(pairs)} runs failed, the first with: "
-            f"{next(iter(failed.values()))} Correct this, and start the same command again."
+            f"{next(iter(failed.values()))} Fix the cause, and start the same command again."
         )
     return kept
 

@@ -40,7 +40,9 @@ def run(options: Options) -> int:
     recipe = read_recipe(options.recipe, ReinforceRecipe)
     groups = list(read_jsonl(options.groups, Group, ADVICE, ROLLOUTS))
     if not groups:
-        raise BadConfig(f"{options.groups}: has no groups; roll out questions with --group.")
+        raise BadConfig(
+            f"{options.groups}: has no groups; make them with `rolegate sft rollout --group`."
+        )
     batch = batch_of(groups, recipe, {ROLES[role] for role in options.roles}, "weigh")
     write_json_lines(options.out, batch.rows)
     figures = {"groups": len(groups), "rows": len(batch.rows), **batch.figures}

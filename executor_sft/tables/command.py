@@ -65,17 +65,19 @@ class Options(StepOptions):
     with question and columns (default: sample passages of the config's index)
     """
     second: Path | None = None
-    """config of the second answers (default: the same config, with another seed)"""
+    """config that gives the second answer to each request (default: the same config, with another
+    seed)
+    """
     executor: str = BASE
-    """the executor, which is base (the config's model) or the folder of an adapter"""
+    """executor to use: base (the config's model), or the folder of an adapter"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out requests that equal or resemble one of them"""
+    """files of held-out questions; leave out requests that equal or resemble a held-out question"""
     consistency: _Part = 0.9
-    """min item F1 of one answer against the other"""
+    """min item F1 between the two answers to a request"""
     min_rows: Count = 3
     """min rows of a table"""
     support: _Part = 0.8
-    """min share of a table's cells that have a value, which a passage contains"""
+    """min share of a table's cells with a value; a cell has only a value that a passage contains"""
     limit: Count = 100
     """max seeds to use"""
     temperature: Annotated[float, Meta(gt=0, le=2)] = 0.7
@@ -83,7 +85,9 @@ class Options(StepOptions):
     purpose: Literal["rlinf"] | None = msgspec.field(default=None, name="for")
     """also write rlinf.jsonl, a data set for RLinf's WideSeek-R1"""
     leave_failed: bool = False
-    """finish without the tables that failed (default: the same command tries them again)"""
+    """finish without the tables that failed (default: do not finish; the same command then tries
+    these tables again)
+    """
     concurrency: Count = 4
     """requests that are worked on at the same time"""
     yes: bool = False

@@ -51,7 +51,7 @@ _MIN_SHARE = 4
 least a quarter of the role's output limit. See `min_output_tokens`.
 """
 BYTES_PER_TOKEN = 4
-"""Typical size of a token; precise enough to compare the load of replicas."""
+"""Typical bytes of a token. This is precise enough to compare the load of replicas."""
 _PROBE_S = 5.0
 """Timeout of the first token, in seconds, of a call to an endpoint whose breaker is not closed, if
 there are other replicas.

@@ -56,8 +56,8 @@ class Readiness:
 
     @property
     def all(self) -> dict[str, tuple[list[Need], str]]:
-        """All components that are down, by name: the dependencies that are not available because of
-        it, and the reason why it is down.
+        """All components that are down, by name. Each has the dependencies that it makes
+        unavailable, and the reason why it is down.
         """
         return {
             source: (needs, why) for source, (needs, why) in self._parts.items() if why is not None
@@ -65,7 +65,9 @@ class Readiness:
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Return by name of each component that was reported so far: True if it is up."""
+        """Return, for the name of each component that was reported so far, whether the component is
+        up.
+        """
         return {source: why is None for source, (_, why) in self._parts.items()}
 
     async def changes(self) -> AsyncIterator[None]:

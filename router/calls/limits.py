@@ -90,7 +90,7 @@ _known_bytes = lru_cache(maxsize=8)(_max_bytes)
 
 class PromptCounts:
     """Bounds of prompt tokens that follow from earlier prompts, whose tokens the engine has
-    reported. For models whose tokenizer is not available.
+    reported. They are used for models whose tokenizer is not available.
 
     A prompt has at most as many tokens as an earlier prompt with the same system prompt, plus the
     bound of the new prompt's other messages. This holds because chat templates never merge the
@@ -120,8 +120,8 @@ class PromptCounts:
 
 _MAX_FAILURES = 5
 """Number of consecutive failed attempts after which a role counts as failing. It is the number that
-opens a breaker. Roles are counted separately, because a breaker belongs to an endpoint, and calls
-of other roles may succeed there in between.
+opens a breaker. Each role has its own count, because a breaker belongs to an endpoint, where calls
+of other roles may succeed in between.
 """
 _FAILING_S = 2.0
 """Seconds that a role's attempts must keep failing before the role counts as failing."""

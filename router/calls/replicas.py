@@ -56,8 +56,8 @@ class Breaker:
         return probes
 
     def end(self, good: bool | None, *, probe: bool) -> None:
-        """Record the result of a call. `good`: whether the endpoint worked; None if the result
-        shows neither. `probe`: the value that `begin` returned for the call.
+        """Record the result of a call. `good`: whether the endpoint worked; None if the result does
+        not show it. `probe`: the value that `begin` returned for the call.
         """
         if probe and good:
             self.state = "closed"
@@ -177,8 +177,8 @@ def choose(
         first = min(replicas, key=lambda replica: replica.endpoint.breaker.wait_s)
         wait_s = first.endpoint.breaker.wait_s
         raise UpstreamUnavailable(
-            f"{first.endpoint.last_failure}. After such failures, no calls are made for "
-            f"{wait_s:.1f} s; try again then",
+            f"{first.endpoint.last_failure}. The gateway sends no calls to this endpoint for "
+            f"{wait_s:.1f} s; try again after that",
             endpoint=first.model.endpoint,
             retry_after_s=wait_s,
             unspent=True,
@@ -198,9 +198,9 @@ def choose(
 
 
 async def chosen(choice: Callable[[], Replica], until: float) -> Replica:
-    """Return the result of `choice`, a call of `choose`. While all breakers are open, wait and try
-    again, for at most two seconds and not beyond `until`, in the event loop's time. Then the
-    `UpstreamUnavailable` of `choice` is raised.
+    """Return the result of `choice`, a function that calls `choose`. While all breakers are open,
+    wait and try again, for at most two seconds and not beyond `until`, in the event loop's time.
+    After that, raise the `UpstreamUnavailable` of `choice`.
     """
     clock = asyncio.get_running_loop().time
     until = min(until, clock() + _LONGEST_WAIT_S)

@@ -55,7 +55,7 @@ class Role:
     deployment: str = ""
     """Name in the ledger of the endpoint that serves the model; empty for its address."""
     executor_version: str | None = None
-    """Version of the executor that the model is; None for other roles."""
+    """Name of the executor version that the model serves; None for other roles."""
     price: Price | None = None
     """Price of the model; None if unknown. An unknown price is not a price of zero."""
     streams: bool = True
@@ -203,8 +203,8 @@ class Role:
         shortest: bool = False,
         extra: Amount = NOTHING,
     ) -> None:
-        """Reserve a part of the run's budget for the answer: the most that a call of this role can
-        cost whose prompt has `messages` and `coming_tokens` further tokens.
+        """Reserve a part of the run's budget for the answer: the max cost of a call of this role
+        with a prompt that consists of `messages` and `coming_tokens` further tokens.
 
         `shortest`: True to reserve for the smallest output that is worth a call, not for the role's
         whole output limit. `extra`: an amount to reserve in addition. Raises `BudgetExhausted` if
@@ -219,8 +219,8 @@ class Role:
         await ledger.reserve_for_answer(self._worst(tokens + coming_tokens, max_tokens) + extra)
 
     def limited(self, max_tokens: int) -> "Role":
-        """Return a copy of the role whose output limit, and that of its fallbacks, is at most
-        `max_tokens`. For 0, return the role itself.
+        """Return a copy of the role, in which the output limits of the role and of its fallbacks
+        are at most `max_tokens`. If `max_tokens` is 0, return the role itself.
         """
         if not max_tokens:
             return self

@@ -80,8 +80,8 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
         return TableRequest(question, _columns_named_in(question))
     if len("".join(columns)) > _MAX_COLUMNS_CHARS:
         raise BadRequest(
-            f"columns: the list is longer than {_MAX_COLUMNS_CHARS:,} characters; list fewer "
-            "choices."
+            f"columns: the list of columns is longer than {_MAX_COLUMNS_CHARS:,} characters; list "
+            "fewer choices."
         )
     listed = columns.split(",") if isinstance(columns, str) else columns
     check_number(listed)

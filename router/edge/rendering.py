@@ -173,8 +173,8 @@ class AnswerText:
         """
         if not text.startswith(self._sent):
             raise UpstreamUnavailable(
-                "the model's endpoint failed while the answer was streamed, and the model then "
-                "wrote another one; ask again",
+                "the model's endpoint failed while the answer was streamed, and the retry wrote a "
+                "different answer; ask again",
                 endpoint="",
             )
         return text[len(self._sent) :]

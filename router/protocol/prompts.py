@@ -106,8 +106,8 @@ def documents(
 
 
 def condense_request(history: Sequence[Message], question: str) -> str:
-    """Return the text that shows a conversation and its last question to the model that writes the
-    question so that it can be understood alone.
+    """Return the text that shows a conversation and its last question to the model that rewrites
+    the question, so that it can be understood without the conversation.
     """
     shown = "".join(element(message.role, message.content) for message in history)
     return f"<history>{shown}</history>{element('question', question)}"

@@ -36,7 +36,7 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
     """Max tokens of the answerer's output; 0 for the limit of its role."""
 
     def over(self, other: "AnswerStyle") -> "AnswerStyle":
-        """Return this style, with the fields of `other` where this one has the default. The
+        """Return this style, with the fields of `other` where this style has the default value. The
         instructions of both are joined, those of `other` first.
         """
         fields = {
@@ -48,8 +48,8 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
         return msgspec.structs.replace(other, **fields)
 
     def problem(self) -> str:
-        """Return what is wrong with the style, beginning with the field's name; empty if nothing
-        is.
+        """Return a description of what is wrong with the style, beginning with the field's name. It
+        is empty if the style is valid.
         """
         limits = {"language": MAX_LANGUAGE_CHARS, "instructions": MAX_INSTRUCTIONS_CHARS}
         for name, limit in limits.items():

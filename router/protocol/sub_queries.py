@@ -95,7 +95,7 @@ def _end(
     quote: str,
 ) -> tuple[int, bool]:
     """Return the position of the closing quote of the string that begins at `start`, or the end of
-    `text` if nothing closes the string. Also return whether no other quote might close it.
+    `text` if nothing closes the string. Also return True if no other quote might close the string.
     """
     exact = True
     for mark in _CLOSING[quote].finditer(text, start):
@@ -311,10 +311,10 @@ def own_text(
 
     Three parts of the turn are left out: the reasoning, everything before the first tag, and
     everything from a tag for search results on. A model that was not stopped after its search
-    invents such results, and what it writes after them is based on invented results.
+    invents such results, so the text after them is based on invented results.
 
-    `cut`: whether the length limit ended `text`. A part that is too long is cut here too.
-    `attribute`: the attribute that `<search>` tags may have; empty for none.
+    `cut`: whether the length limit ended `text`. A part that is too long is also cut, and then its
+    end counts as missing. `attribute`: the attribute that `<search>` tags may have; empty for none.
     """
     visible = without_thinking(text)
     tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)

@@ -220,7 +220,9 @@ _PROTOCOL = re.compile(
     rf"<\s{{0,4}}/?\s{{0,4}}{_KIND}[^<>]{{0,200}}>|{_CALLING}",
     re.IGNORECASE,
 )
-"""Markup by which models search, stop and call tools, in the forms of their templates."""
+"""Matches markup with which models search, stop and call tools, in the forms of their chat
+templates.
+"""
 _PROTOCOL_WITHIN = re.compile(
     rf"(?<![\w`\"'“])<\s{{0,4}}{_KIND}[^<>]{{0,200}}>"
     r"(?:[^<]++<\s{0,4}/\s{0,4}(?:\w{1,20}:)?(?P=kind)\s{0,4}>|\s*+\Z)"
@@ -228,8 +230,9 @@ _PROTOCOL_WITHIN = re.compile(
     rf"|(?<![`\"'“])(?:{_CALLING})",
     re.IGNORECASE,
 )
-"""Such markup after other text: an element with content, or a tag at the end. Other tags may
-be mentioned, such as `List<Function>` or the `<search>` of HTML.
+"""Matches markup of `_PROTOCOL` after other text: an element with content, or a tag at the end.
+Other tags do not match, because a text may mention them, such as `List<Function>` or the `<search>`
+of HTML.
 """
 _MARKUP = re.compile(
     rf"<[\s/]{{0,18}}(?:[\w:]{{0,40}}\Z|[|｜]|{_KIND}|(?:answer|{_WRAPPER})\b)",
@@ -270,8 +273,9 @@ def read_answer(text: str) -> str | Malformed:
 
 
 def may_be_markup(beginning: str) -> bool:
-    r"""Return whether the content of an `<answer>` that begins like this may be an action, or lose
-    markup around it, such as `\boxed{}`. `read_answer` keeps any other content.
+    r"""Return whether the content of an `<answer>` that begins with `beginning` may be an action,
+    or may have markup around it that is removed, such as `\boxed{}`. `read_answer` keeps any other
+    content.
     """
     words = beginning.casefold()
     return _MARKUP.match(beginning) is not None or any(
@@ -284,7 +288,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _from_json(value: Any, text: str) -> str | Malformed:
-    """Return the answer in a JSON value, which `text` is if it has none."""
+    """Return the answer in a JSON value; `text` if the value has no answer."""
     first = value[0] if isinstance(value, list) and value else value
     if isinstance(first, dict):
         named = not {"name", "function"}.isdisjoint(first)

@@ -31,8 +31,8 @@ class Vocabulary:
         of one of its names. If all words are known, but the question contains no name although
         it must be `named`, return all words.
 
-        An unknown word with a capital letter is returned with such words next to it: if "Krurou"
-        is a name, and "Krurou Works" is not, the latter is returned.
+        An unknown word with a capital letter is returned together with the capitalized words next
+        to it: if "Krurou" is a name, but "Krurou Works" is not, "Krurou Works" is returned.
         """
         written = _WORD.findall(question)
         folded = _folded(question)

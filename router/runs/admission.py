@@ -32,7 +32,7 @@ class AdmissionLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     """
     queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
     """Max seconds that a request waits for a place before it is refused. A refused client is asked
-    to retry after the same time, but at least after 1 second.
+    to retry after the same number of seconds, but not before 1 second has passed.
     """
 
 

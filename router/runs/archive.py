@@ -70,8 +70,8 @@ class RunFilter(Frozen):
     end: float | None = None
     """Select runs that started before this Unix time."""
     text: str = ""
-    """Select runs whose request, or the beginning of whose answer, contains this text. Case is
-    ignored; in SQLite only that of ASCII letters.
+    """Select runs whose request, or the beginning of whose answer, contains this text. Upper and
+    lower case are not distinguished; in SQLite, this holds only for ASCII letters.
     """
     outcome: AnswerOutcome | TableOutcome | None = None
     topology: TopologyName | None = None
@@ -195,6 +195,7 @@ class Archive(Protocol):
 
     async def progress(self, run_id: str, after: int = 0) -> Progress | None:
         """Return what has happened so far in a run on which another gateway works; None if no other
-        gateway works on it. From the first such call on, that gateway writes it to the store every
-        half second. `after`: return only events with numbers above this, and no calls; 0 for all.
+        gateway works on it. From the first call of this method on, the other gateway writes its
+        progress to the store every half second. `after`: return only events with numbers above
+        this, and no calls; 0 for all.
         """

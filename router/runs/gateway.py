@@ -64,9 +64,8 @@ MAX_HISTORY = 40
 MAX_HISTORY_CHARS = 32_000
 """Max characters of all messages before a question."""
 OUT_OF_SCOPE = (
-    "not in the demo world: the demo's models know a small fictional world only, and "
-    "nothing of {words}. "
-    "To ask about other things, name real models in a config (docs/documents.md says "
+    "not in the demo world: the demo's models know a small fictional world only, and nothing of "
+    "{words}. To ask about other things, name real models in a config (docs/documents.md says "
     "how) and give it to --config."
 )
 
@@ -82,8 +81,8 @@ class AnswerRequest(Frozen):
     """Style of the answer."""
 
     def check(self) -> None:
-        """Raise `BadRequest` if the history is too long, or has a message of another role, or if
-        the style is invalid.
+        """Raise `BadRequest` if the history is too long, if it has a message whose role is neither
+        `user` nor `assistant`, or if the style is invalid.
         """
         if problem := self.style.problem():
             raise BadRequest(problem)
@@ -106,7 +105,9 @@ class AnswerRequest(Frozen):
 
 
 def latest(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the last messages of a conversation, as many as a request's history may have."""
+    """Return the last messages of a conversation, at most as many as a request's history may
+    have.
+    """
     chars = 0
     first = len(messages)
     for message in reversed(messages[-MAX_HISTORY:]):
@@ -153,11 +154,11 @@ class Gateway(Frozen, kw_only=True):
     """The roles that `complete` may call."""
     lifecycle: RunLifecycle
     condenser: Condenser | None = None
-    """Writes the questions of conversations; None to refuse questions with a history."""
+    """Rewrites questions that have a history; None to refuse such questions."""
     tables: WideSearch | None = None
     """Fills tables; None if the gateway fills no tables."""
     table_roles: Mapping[Any, Role] = {}
-    """The roles by means of which `tables` fills them."""
+    """The roles with which `tables` fills tables."""
     max_question_chars: int = 4000
     vocabulary: Vocabulary | None = None
     """The only words that questions may use, for models of one small language; None for models that
@@ -179,8 +180,8 @@ class Gateway(Frozen, kw_only=True):
         """Answer a question and return the stored run, whose result is a `Trajectory`.
 
         `asked`: the question, alone or with the options of a request. A question with a history is
-        first written so that it can be understood alone. If that is impossible, the run's answer is
-        a question back, and its outcome is `clarify`.
+        first rewritten so that it can be understood without the history. If that is impossible, the
+        run's answer is a question to the user, and the run's outcome is `clarify`.
 
         `on_event`: called with each event of the run. `streamed`: emit the answer while it is
         written. Raises `BadRequest` for an invalid question, history, style or option, `BadConfig`
@@ -196,7 +197,9 @@ class Gateway(Frozen, kw_only=True):
         roles = dict(chosen.roles)
         if request.history:
             if self.condenser is None:
-                raise BadConfig("history: no condenser is set here; ask the question in full.")
+                raise BadConfig(
+                    "history: this gateway cannot read a history; ask a question that needs none."
+                )
             roles["condense"] = self.condenser.role
         self._check_prices(options, roles)
         opened = RunRequest(

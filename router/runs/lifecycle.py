@@ -46,7 +46,7 @@ _log = structlog.get_logger("gateway")
 _RESUMABLE = ("answer", "table")
 """Kinds of runs that can be resumed after an interruption."""
 POLL_S = 0.2
-"""Seconds between two looks at the status of a run of another process."""
+"""Seconds between two checks of the status of a run in another process."""
 _STORING_SHARE = 0.05
 _LONGEST_STORING_S = 0.5
 """The part of a request's time that is kept for storing the run and sending the answer: this share
@@ -165,9 +165,9 @@ class RunLifecycle:
     admission: Admission = field(default_factory=Admission)
     observer: Observer = field(default_factory=Observers)
     conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
-    """Returns by name what else the turns of a run in a scope depend on, such as the index. A run
-    can be resumed only while these values are the same. Raises `NotFound` for an index that does
-    not exist.
+    """Returns, by name, everything else that the turns of a run in a scope depend on, such as the
+    index. A run can be resumed only while these values are the same. Raises `NotFound` for an index
+    that does not exist.
     """
 
     @asynccontextmanager
@@ -249,9 +249,10 @@ class RunLifecycle:
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
             run = await self.archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
-                f"run_id {run.id!r}: is of kind {run.kind} and {run.status}; only an answer or a "
-                "table that was interrupted at this gateway in the last hour can be resumed, and "
-                f"only once. `rolegate runs show {run.id}` shows what is stored of this run."
+                f"run_id {run.id!r}: cannot be resumed; its kind is {run.kind}, its status "
+                f"{run.status}. Only an answer or a table that was interrupted at this gateway in "
+                f"the last hour can be resumed, once. `rolegate runs show {run.id}` shows the "
+                "stored run."
             )
         recorded = replace(
             options,

@@ -18,7 +18,9 @@ Value = TypeVar("Value")
 _LARGE = 1000
 """If a run has more events than this, `free_slowly` frees them."""
 _USED_S = 60.0
-"""Seconds after the end of a run in which its last watchers should drop its events."""
+"""Seconds after the end of a run within which the run's last watchers should have dropped its
+events.
+"""
 
 
 class LiveRun:
@@ -77,8 +79,8 @@ class LiveRun:
             self._task.cancel()
 
     def reason(self, cancelled: asyncio.CancelledError) -> BaseException:
-        """Return the error with which the request ends whose task got `cancelled`: the reason that
-        `cancel` got, or `cancelled` itself if the client disconnected.
+        """Return the error with which a request ends after its task got `cancelled`: the argument
+        `reason` of `cancel`, or `cancelled` itself if the client disconnected.
         """
         if self._reason is None:
             return cancelled
@@ -110,7 +112,8 @@ class LiveRun:
 
     def when_over(self, call: Callable[[], None]) -> None:
         """Call `call` when the run is over: immediately, unless `until_ended` has left a coroutine
-        in the background that still stores the run. Then `call` is called when that is done.
+        in the background that still stores the run. Then `call` is called when that coroutine is
+        done.
         """
 
         def ended(ending: asyncio.Future[Any]) -> None:

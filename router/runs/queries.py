@@ -26,7 +26,7 @@ _LARGE = 200
 _KEPT_S = 30.0
 """Seconds that an ended run stays in the cache."""
 _USED_S = 60.0
-"""Seconds after that in which requests may still use the run, before it is freed."""
+"""Seconds after `_KEPT_S` in which requests may still use the run, before the run is freed."""
 
 _PROGRESS_S = 2.0
 """Max seconds to wait for the progress of a run from the gateway that works on it."""
@@ -60,9 +60,9 @@ class Runs:
         """A lock for each run that is being loaded, so that concurrent readers load it once."""
 
     async def get(self, run_id: str, identity: Identity) -> Run:
-        """Return a run. If it is under way, it has its events and calls so far; at another gateway,
-        those of about half a second ago, or none if that gateway does not answer. Raises `NotFound`
-        if there is no such run, or if the caller may not see it.
+        """Return a run. A run that is under way has its events and calls so far. If another gateway
+        works on the run, they are about half a second old, or missing if that gateway does not
+        answer. Raises `NotFound` if there is no such run, or if the caller may not see it.
         """
         async with self._loading.setdefault(run_id, asyncio.Lock()):
             run = self._ended.get(run_id)

@@ -1,5 +1,5 @@
-"""Check whether an answer is supported: whether its names and numbers occur in evidence that the
-retrieved passages contain, and in which of them each sentence's do.
+"""Check whether an answer is supported, which means that its names and numbers occur in evidence
+that retrieved passages contain; and find the citations that support each of its sentences.
 """
 
 import re
@@ -18,8 +18,9 @@ from router.trace.table import Column
 
 T = TypeVar("T")
 _SHORT = 4_000
-"""Size, by `_read_chars`, of a result that is checked within some milliseconds. Handing it to a
-worker thread and back takes longer than the check of an ordinary answer.
+"""Max size of a result that is checked on the event loop, as `_read_chars` returns it. Such a check
+takes some milliseconds. Handing it to a worker thread and back takes longer than the check of an
+ordinary answer.
 """
 _SHORT_WORDS = 4
 """In an answer of at most this many words, every word is checked. In a longer answer, only names,
@@ -35,7 +36,7 @@ _FIGURE = re.compile(
     r"\d|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[mb]illion|thousand)", re.IGNORECASE
 )
 _MARKED = re.compile(r"(?<![\w)])[-−–]\d|\d/\d|\d ?%|[$€£¥]")
-"""Matches a number whose sign, unit or parts folded words do not have."""
+"""Matches a number with a sign, a unit or several parts, which folded words do not contain."""
 _AROUND = ".,;:!?()[]\"'"
 _SIGNED = re.compile(r"(?<![\w)])[-−–]\d|(?<![\d/])\d{1,2}/\d+(?![\d/])")
 """Matches a number with a sign, or a fraction; neither is a date."""
@@ -57,9 +58,9 @@ _PLAIN_WORDS = frozenset(
 """Words that need no support: verdicts such as "yes", and function words."""
 _PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
 MAX_CITATIONS = 500
-"""Max citations of a run to which its sentences refer."""
+"""Max citations of a run to which the sentences of its answer refer."""
 _MAX_SENTENCES = 100
-"""Max sentences of an answer; the last one has the rest of the answer."""
+"""Max sentences into which an answer is split; the last one contains the rest of the answer."""
 
 
 class AnswerSentence(Frozen):
@@ -70,10 +71,10 @@ class AnswerSentence(Frozen):
     end_char: int
     """Position after its last character."""
     supported: bool
-    """False if it has names or numbers that no cited evidence contains."""
+    """False if the sentence has names or numbers that no cited evidence contains."""
     citation_indexes: tuple[int, ...] = ()
-    """Positions of the citations that contain its names and numbers, among the run's first
-    `MAX_CITATIONS` distinct ones.
+    """Citations that contain the sentence's names and numbers, as positions in the list of the
+    run's first `MAX_CITATIONS` distinct citations.
     """
 
 
@@ -102,9 +103,9 @@ def _read_chars(result: Trajectory | Execution) -> int:
 def grounds_of(
     executions: Iterable[Execution], cited: Iterable[Sequence[Sequence[Citation]]]
 ) -> dict[Citation, list[str]]:
-    """Return the distinct citations of a run, each with the texts that it supports an answer by:
-    title, quote, and the points of evidence that have it. `cited`: for each of `executions`, the
-    citations of each point.
+    """Return the distinct citations of a run, each with its texts that may support an answer: the
+    title, the quote, and the points of evidence that have this citation. `cited`: for each of
+    `executions`, the citations of each point.
     """
     grounds = dict[Citation, list[str]]()
     for execution, by_point in zip(executions, cited, strict=True):
@@ -130,8 +131,8 @@ def is_supported(question: str, trajectory: Trajectory) -> bool:
 def answer_sentences(
     question: str, trajectory: Trajectory, grounds: Mapping[Citation, Iterable[str]]
 ) -> list[AnswerSentence]:
-    """Return the sentences of a paragraph, or another answer as one sentence, each with whether it
-    is supported (see `is_supported`) and by which of `grounds`.
+    """Return the sentences of an answer, each with whether it is supported (see `is_supported`),
+    and by which of `grounds`. Only a paragraph is split; any other answer is one sentence.
 
     The list is empty for an answer that states nothing, such as a question back.
     """
@@ -171,8 +172,8 @@ class _Evidence:
         self._known = _PLAIN_WORDS.union(fold(self._everything).split())
 
     def supports(self, claim: str) -> bool:
-        """Return whether a text says that nothing is known, or its words, numbers and dates occur
-        in the evidence.
+        """Return True if a text says that nothing is known, or if its words, numbers and dates
+        occur in the evidence.
         """
         if _NOTHING_KNOWN.search(claim):
             return True
@@ -204,7 +205,9 @@ class _Evidence:
 
     @cached_property
     def _figures(self) -> set[str]:
-        """Numbers and dates in canonical form: a claim may write them in another way."""
+        """Numbers and dates of the evidence in canonical form, because a claim may write them
+        differently.
+        """
         dates = values_in(_DATE, self._everything)
         return {
             *values_in(_NUMBER, self._everything),
@@ -214,11 +217,12 @@ class _Evidence:
         }
 
     def citations(self, claim: str) -> tuple[int, ...]:
-        """Return the positions of the few citations that together contain the names and numbers of
-        a text: repeatedly the one that has the most of those that are still missing.
+        """Return the positions of a few citations that together contain the names and numbers of a
+        text. Each step chooses the citation that contains the most names and numbers that are still
+        missing.
 
-        A text without names and numbers has the citation that contains most of its words, and at
-        least half of them.
+        For a text without names and numbers, return the citation that contains the most of its
+        words, if these are at least half of the words.
         """
         missing = _content(claim)
         names = missing & _content(" ".join(filter(_is_name, apart(claim).split())))
@@ -246,8 +250,8 @@ def _is_name(word: str) -> bool:
 
 
 def _content(text: str) -> set[str]:
-    """Return the terms of a text without function words, and without pairs of characters that have
-    one.
+    """Return the terms of a text without function words, and without pairs of characters that
+    contain a function word.
     """
     return {
         term

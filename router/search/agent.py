@@ -339,8 +339,8 @@ class Agent:
         look: _Look,
     ) -> None:
         """Add the result of a search, an opened document or a tool call to the conversation. If the
-        run is resumed and the interrupted run recorded the same one, its result is reused.
-        Otherwise `look` is called.
+        run is resumed and the interrupted run recorded the same request, the recorded result is
+        reused. Otherwise `look` is called.
         """
         agent = turns.AgentId(self.role.name, index)
         search = context.ledger.search_before(agent, query) or await look()
@@ -485,8 +485,8 @@ class Agent:
         searches: int = 0,
         turns: int = 0,
     ) -> bool:
-        """Return whether another search is allowed, and would leave a turn for the report, after
-        `searches` more searches and `turns` more turns.
+        """Return whether, after `searches` more searches and `turns` more turns, another search is
+        allowed and would leave a turn for the report.
         """
         within = len(work.searches) + searches < self.limits.max_searches
         return within and len(work.outputs) + turns < self.limits.max_turns and not work.full

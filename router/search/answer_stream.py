@@ -13,8 +13,9 @@ _UNCERTAIN = re.compile(r"[<&][^<&]{0,11}\Z|\s+\Z")
 """End of a piece that may be the beginning of a tag or of an entity, or white space at the end."""
 
 Emit = Callable[[int, str], None]
-"""Called with a further part of the answer: how many of the characters before stay, and the
-characters that follow them. The number is smaller than before if the answer is written again.
+"""Callback for the next part of the answer. Arguments: the number of characters of the answer so
+far that stay valid, and the characters that follow them. If the answer is written again, this
+number is lower than the length of the answer so far.
 """
 
 

@@ -98,8 +98,8 @@ class Judge:
         """Return whether `answer` is a right answer to `question`; None if the judge's reply cannot
         be parsed.
 
-        `golds`: the right answers. `evidence`: sentences by which the judge decides instead if
-        `golds` is empty. Raises `UpstreamError`.
+        `golds`: the right answers. `evidence`: if `golds` is empty, the sentences with which the
+        judge compares the answer instead. Raises `UpstreamError`.
         """
         known = [element("right_answer", gold) for gold in golds]
         if not golds:

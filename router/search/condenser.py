@@ -1,4 +1,6 @@
-"""The condenser, which writes a question of a conversation so that it can be understood alone."""
+"""The condenser, which rewrites a question so that it can be understood without the conversation
+before it.
+"""
 
 from router.calls import Role
 from router.frozen import Frozen
@@ -14,8 +16,9 @@ STOP = ("</question>", "</clarify>")
 
 
 class Condenser(Frozen):
-    """The delegator's model, or another model, in front of the search. It sees the history and
-    the question, and nothing else. What it writes is all that the search sees of the conversation.
+    """The role that rewrites a question before the search. Its model is the delegator's or another
+    one, and is shown only the history and the question. The search gets the model's output, and
+    nothing else of the conversation.
     """
 
     role: Role
@@ -26,12 +29,13 @@ class Condenser(Frozen):
         question: str,
         ledger: Ledger,
     ) -> tuple[Condensing, str]:
-        """Write `question` so that it can be understood without `history`. If the model's output is
-        malformed, it is asked once to correct it.
+        """Rewrite `question` so that it can be understood without `history`. If the model's output
+        is malformed, the model is asked once to correct it.
 
-        Return the result, and a question back to the user, which is empty unless the model could
-        not resolve what `question` refers to. Both questions are empty if the correction is
-        malformed too. Raises `UpstreamError` and `BudgetExhausted`.
+        Return the result, and a question to the user. The question to the user is empty, unless the
+        model could not resolve what `question` refers to. The rewritten question and the question
+        to the user are both empty if the correction is malformed too. Raises `UpstreamError` and
+        `BudgetExhausted`.
         """
         conversation = Conversation(self.role.opening(prompts.condense_request(history, question)))
         # Stop strings may be what cut the first output off, so the correction has none
@@ -47,8 +51,9 @@ class Condenser(Frozen):
 
 
 def read_condensed(text: str, *, cut: bool) -> tuple[str, str] | None:
-    """Return the question in a condenser's output, and its question back to the user, of which one
-    is empty; None if there is neither. `cut`: whether the length limit cut the output off.
+    """Return the rewritten question and the question to the user in a condenser's output; one of
+    the two is empty. Return None if the output contains neither. `cut`: whether the length limit
+    cut the output off.
     """
     visible = without_thinking(text)
     condensed = "" if cut else _last(visible, "question")

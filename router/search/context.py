@@ -82,7 +82,7 @@ class RunContext:
     managers.
     """
     passages_before: int = 0
-    """Number of passages that each search leaves out, the best ones."""
+    """Number of best-ranked passages that each search leaves out."""
     style: AnswerStyle = DEFAULT_STYLE
     """Style of the answer."""
     streamed: bool = False

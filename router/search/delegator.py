@@ -36,10 +36,10 @@ class Delegator:
     """
     stop: tuple[str, ...] = STOP
     managed: bool = False
-    """Whether the blocks that it writes may name managers."""
+    """Whether blocks of sub-queries may name managers."""
     report: Callable[[str, bool], ExecutionTurn] | None = None
-    """For a manager: the parser of its turns, as a manager stops by writing a report. None for the
-    run's own delegator. The parser gets the text of the turn, and whether the length limit cut it.
+    """For a manager, which ends its work with a report: the parser of its turns. Its arguments are
+    the text of a turn, and whether the length limit cut the text. None for the run's own delegator.
     """
 
     def open(self, question: str) -> Conversation:

@@ -55,11 +55,11 @@ class Dispatching:
         self._decided = asyncio.Future[None]()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:
-        """Start work early on `sub_queries`, with which the block is certain to begin. Those that
-        were started by earlier calls are not started again.
+        """Start work early on `sub_queries`, the certain beginning of the block. Sub-queries that
+        earlier calls have started are not started again.
 
-        Start nothing if the sub-queries started earlier differ from `sub_queries`. That happens if
-        the delegator's call broke off and its repetition writes other sub-queries.
+        Start nothing if the sub-queries that were started earlier differ from `sub_queries`. This
+        happens if the delegator's call broke off, and its retry writes different sub-queries.
         """
         started = len(self._sub_queries)
         if agreeing(self._sub_queries, sub_queries) == started:
@@ -68,8 +68,8 @@ class Dispatching:
                 self._start(sub_query)
 
     async def drop(self, kept: int = 0) -> None:
-        """Cancel all early work except that on the first `kept` sub-queries, and wait until it has
-        ended. Do nothing once the complete block is known.
+        """Cancel all early work, except for the work on the first `kept` sub-queries, and wait
+        until the cancelled tasks have ended. Do nothing once the complete block is known.
         """
         if self._decided.done():
             return
@@ -87,8 +87,8 @@ class Dispatching:
         self._outer.ledger.decide(self._first + kept)
 
     async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
-        """Cancel early work on sub-queries that differ from those of the complete block
-        `sub_queries`. Return the remaining tasks, which work on the first sub-queries of the block.
+        """Cancel early work on sub-queries that are not in the complete block `sub_queries`. Return
+        the remaining tasks, which work on the first sub-queries of the block.
         """
         await self.drop(agreeing(self._sub_queries, sub_queries))
         return self._tasks

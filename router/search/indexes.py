@@ -51,7 +51,7 @@ class Indexes(Frozen):
         return searched
 
     def index_id(self, scope: Scope) -> str | None:
-        """Return an identifier of what is searched in a scope, see `IndexRetriever.index_id`.
+        """Return an identifier of the contents of a scope's indexes; see `IndexRetriever.index_id`.
         Raises `NotFound` if an index of the scope does not exist.
         """
         ids = [retriever.index_id for _, retriever in self._within(scope)]
@@ -113,7 +113,9 @@ def _prefixed(passage: Passage, prefix: str) -> Passage:
 
 
 def _like(rankings: Sequence[list[Passage]], passages: list[Passage]) -> list[Passage]:
-    """Return passages made of `rankings`, with the calls of the reranker that ordered those."""
+    """Return `passages`, which are taken from `rankings`, together with the reranker calls that
+    ordered those rankings.
+    """
     calls = [ranking.reranking for ranking in rankings if isinstance(ranking, Reranked)]
     if not calls:
         return passages

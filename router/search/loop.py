@@ -51,16 +51,18 @@ class FactorizedSearch(Frozen):
     delegator: Delegator
     executor: Executes
     answerer: Answerer | None
-    """None for the search inside a manager: it ends with the delegator's last turn, and no answer
-    is written.
+    """Writes the answer. None for the search inside a manager, which ends with the delegator's last
+    turn and without an answer.
     """
     max_rounds: int = 4
     """Max decisions of the delegator (T in TBSS 4.1)."""
     require_evidence: bool = True
-    """If no report has evidence, say so instead of letting the answerer guess."""
+    """True if a run without evidence ends with an answer that says so, instead of a guess of the
+    answerer.
+    """
     early_dispatch: bool = True
-    """Start a sub-query as soon as it is written, before the block is complete. Ignored in runs
-    with a budget, because the work is wasted if the block turns out different.
+    """Whether work on a sub-query starts as soon as it is written, before the block is complete.
+    Ignored in runs with a budget, because the work is wasted if the complete block is different.
     """
     topology: TopologyName = "factorized"
     """Name of the topology that trajectories record."""
@@ -71,10 +73,10 @@ class FactorizedSearch(Frozen):
         """Answer `question`; return the trajectory that led to the answer.
 
         If an executor fails, the search continues as if it had found nothing. If the delegator's
-        output cannot be parsed, the search continues as if the delegator had stopped. The errors of
-        both are in `context.failures`. Raises `UpstreamError` if the delegator or the answerer
-        fails, `OutOfTime` if the deadline passes, and `BudgetExhausted` if the budget runs out
-        before anything is found.
+        output cannot be parsed, the search continues as if the delegator had stopped. Both kinds of
+        errors are kept in `context.failures`. Raises `UpstreamError` if the delegator or the
+        answerer fails, `OutOfTime` if the deadline passes, and `BudgetExhausted` if the budget runs
+        out before anything is found.
         """
         delegation = self.delegator.open(question)
         # The outcome stays "rounds_exhausted" unless something else ends the search.
@@ -157,8 +159,8 @@ class FactorizedSearch(Frozen):
         work: Dispatching,
         context: RunContext,
     ) -> tuple[Decision, Trajectory]:
-        """Ask the delegator for its next decision. `work`: if that is allowed, starts sub-queries
-        early, once it is certain that the block begins with them.
+        """Ask the delegator for its next decision. `work`: starts sub-queries early, if that is
+        allowed and as soon as it is certain that the block begins with them.
         """
         assert trajectory.delegation is not None
         await self._reserve_for_answer(question, trajectory, (), context)

@@ -110,7 +110,8 @@ class Manager:
 
         This is the manager's own report, with two exceptions. If there is none, the workers'
         reports are joined. If the report escalates and claims evidence that no worker reported, or
-        lacks evidence although workers reported some, its text is replaced by theirs.
+        lacks evidence although workers reported some, its text is replaced by the text of the
+        workers' reports.
         """
         grounds = _grounds(work, context)
         # A joined report has up to four texts. Each gets a quarter of `report_tokens`, which at
@@ -159,7 +160,7 @@ async def _report(
     delegator: Delegator, trajectory: Trajectory, context: RunContext
 ) -> Report | None:
     """Return the manager's report: its last turn if that is a report, or else the report that it
-    writes when it is asked to. Return None if it writes none.
+    writes when it is asked to. Return None if the manager writes no report.
 
     If no worker's execution may be used as grounds, only an escalation counts, that is a report
     which names another manager to ask: the manager's own, or else a worker's.

@@ -52,8 +52,8 @@ class _Shared(Frozen):
     run_id: str
 
     def given(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Return the execution as another run's, with `shared_from` set, and emit its search events
-        in that run.
+        """Return the execution for another run, the run of `context`, with `shared_from` set, and
+        emit its search events in that run.
         """
         for search in self.execution.searches:
             titles = tuple(passage.title for passage in search.passages)
@@ -74,8 +74,9 @@ class _Flight:
     shared: _Shared | None = None
     """The leader's execution, once it has a report."""
     over: bool = False
-    """True once the leader has reported, or has failed for a reason that other runs would meet too.
-    False if only its own run ended, by a cancellation, a deadline or a budget.
+    """True once the leader has reported, or has failed for a reason that would also make other runs
+    fail. It stays False if the leader ended because of a cancellation, a deadline or a budget of
+    its run.
     """
 
 

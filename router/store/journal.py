@@ -562,7 +562,7 @@ def _differs(before: RecordedRun | None, now: RunStart) -> str:
         return "it belongs to another tenant"
     then = before.start.conditions
     names = [name for name, value in then.items() if now.conditions.get(name) != value]
-    return f"changed since it began: {' and '.join(names)}" if names else ""
+    return f"changed since the run began: {' and '.join(names)}" if names else ""
 
 
 def _spent(connection: Connection) -> dict[Period, Tally]:

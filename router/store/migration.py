@@ -123,9 +123,9 @@ def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
         contents = f"schema {number}"
     if number is not None and number > release.number:
         raise BadConfig(
-            f"a later release of rolegate has changed it to {contents}, and this release needs "
-            f"schema {release.number}. Nothing was changed; install that release again, or restore "
-            "a backup from before `rolegate store upgrade` (`rolegate store restore`, pg_restore)."
+            f"its tables have {contents}, from a later release of rolegate, but this release "
+            f"needs schema {release.number}. Nothing was changed; install that release, or "
+            "restore a backup from before the upgrade (`rolegate store restore`, pg_restore)."
         )
 
     missing = None
@@ -139,8 +139,8 @@ def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
             writer = "a release that `rolegate store upgrade` does not know"
         raise BadConfig(
             f"it has {contents}, and this release of rolegate needs schema {release.number}, so "
-            f"{writer} wrote it. Nothing was changed; use what wrote it, or name another file or "
-            "an empty database."
+            f"{writer} wrote it. Nothing was changed; use that writer, or name another file or an "
+            "empty database."
         )
     return missing
 
@@ -193,7 +193,7 @@ def _apply(connection: Connection, missing: Sequence[Step], release: Release) ->
             raise BadConfig(
                 f"the revisions up to {missing[-1].revision} leave a row of the table {lost[0]} "
                 f"that refers to a missing row of {lost[2]}. Nothing was changed; run `rolegate "
-                "store check`, and restore a backup if it finds that, too."
+                "store check`, and restore a backup if that finds the row, too."
             )
     numbers = [step.number for step in missing if step.number]
     if numbers:

@@ -1,5 +1,5 @@
-"""Tables: checks of the requested columns, the loop that has executors look for rows and cells, and
-the assembly of their reports to a table.
+"""Tables: the checks of a request's columns, the loop in which executors search for rows and cells,
+and the assembly of a table from the executors' reports.
 """
 
 from router.table.assembly import Table

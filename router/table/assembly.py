@@ -168,8 +168,9 @@ def _is_named(
     shown: Shown,
     asked: str,
 ) -> bool:
-    """Return whether the passages name a row. Of several names in its key, all but one may come
-    from the folded sub-query `asked`, such as the country in a key of country and city.
+    """Return whether the passages name a row. If the row's key has several names, the passages must
+    contain one of them; the others may come from the folded sub-query `asked`. Example: the country
+    in a key of country and city.
     """
     parts = [
         (column, value)
@@ -182,8 +183,8 @@ def _is_named(
 
 
 def names_of(schema: Schema, key: RowKey) -> list[str]:
-    """Return the folded parts of a key that are names, that is of text columns. If the key has no
-    text columns, return all parts.
+    """Return the folded parts of a key that are names, which means values of text columns. If the
+    key has no text columns, return all parts.
     """
     texts = [
         sought(part) for column, part in zip(schema.keys, key, strict=True) if column.type == "text"
@@ -231,7 +232,7 @@ class Assembly:
         """Folded names in all keys."""
         self._ties = set[Tie]()
         self._groups: dict[RowKey, list[RowKey]] = {}
-        """All keys of each row, by the row's home, which is the first of them."""
+        """All keys of each row, by the row's home (its first key)."""
         self._homes: dict[RowKey, RowKey] = {}
         """For each key, the home of its row."""
         self._rows: dict[RowKey, Row] = {}
@@ -300,8 +301,9 @@ class Assembly:
         )
 
     def check_states(self, key: RowKey) -> set[CheckState]:
-        """Return the results of the conditions for `key` that follow from reports about it, other
-        than those of discoveries. They depend on no other key.
+        """Return the states of the conditions for the row `key`, according to the reports of asks
+        about this key. Reports of discoveries are not considered, so the states depend on no other
+        key.
         """
         if not self._schema.conditions:
             return set()
@@ -460,9 +462,9 @@ def _grade(claim: Claim) -> int:
 
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
-    """Return a sort key for a value with these claims; the best value has the smallest. It compares
-    support, then whether the type is right, then the numbers of documents and of claims with that
-    support.
+    """Return a sort key for a value with these claims; the best value has the smallest sort key. It
+    compares support, then whether the type is right, then the numbers of documents and of claims
+    with that support.
     """
     best = _best(claims)
     return (
@@ -474,7 +476,9 @@ def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int
 
 
 def _best(claims: Sequence[Claim]) -> Sequence[Claim]:
-    """Return those of sorted claims that are supported as well as the first."""
+    """Return the claims that are supported as well as the first one. `claims`: sorted, best
+    supported first.
+    """
     return [claim for claim in claims if claim.support == claims[0].support]
 
 

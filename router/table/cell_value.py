@@ -223,8 +223,8 @@ hayır falso faux falsch nem ei όχι لا לא नहीं ไม่ không t
 
 
 def _choice(text: str, choices: tuple[str, ...]) -> str | None:
-    """Return the choice that the folded text `text` equals, or else the choice whose name it
-    contains. Return None if it contains none or several.
+    """Return the choice that equals the folded text `text`, or else the only choice whose name
+    `text` contains. Return None if `text` contains no choice, or several.
     """
     forms = _forms(choices)
     if text in forms:

@@ -31,7 +31,7 @@ class Completeness(Frozen):
     coverage, 1953).
     """
     left_out: tuple[str, ...] = ()
-    """Names that lists have next to rows of the table, but that are no rows, see
+    """Names that lists contain next to names of the table's rows, but that are in no row; see
     `router.table.left_out`.
     """
 
@@ -40,7 +40,7 @@ def completeness(
     table: Table, independent_discoveries: Collection[Ask], left_out: tuple[str, ...] = ()
 ) -> Completeness:
     """Return the counts and the estimate for `table`. `independent_discoveries`: the discoveries
-    that searched themselves, instead of using a report of another run. `left_out`: see
+    whose executors searched in this run, instead of using a report of another run. `left_out`: see
     `Completeness`.
     """
     cells = list(chain.from_iterable(row.cells for row in table.rows))

@@ -1,13 +1,13 @@
-"""Conditions that decide which rows belong to a table: what they may be, and how they are checked.
+"""Conditions that decide which rows belong to a table: their forms, and how rows are checked.
 
-A condition compares the value of a column, as `founded after 1990`. Its column may be hidden: it is
-looked up for the condition alone. A yes/no question, `Is {city} in Veshoux?`, is a hidden column of
-the type boolean, whose value must be yes.
+A condition compares the value of a column, such as `founded after 1990`. The column may be hidden;
+then its values are looked up only for the condition. A yes/no question, `Is {city} in Veshoux?`, is
+a hidden column of the type boolean, whose value must be yes.
 
 A value contradicts a condition if a sentence about the row states it, if the client gave it, or if
-two executors report it. A value whose sentence does not name the row can meet a condition. What
-cannot be compared for certain is not checked: a year with a day in that year, 1500 m with 2 km, or
-"Republic of Veshoux" with "Veshoux".
+two executors report it. A value whose sentence does not name the row can meet a condition. Values
+that cannot be compared with certainty are not checked: a year and a day in that year, 1500 m and 2
+km, or "Republic of Veshoux" and "Veshoux".
 """
 
 from collections.abc import Iterable
@@ -120,7 +120,7 @@ def is_doubtful(schema: Schema, column: Column, claim: Claim) -> bool:
 
 
 def is_met(condition: Condition, value: str) -> bool | None:
-    """Return whether a value is as a condition demands; None if that is not certain."""
+    """Return whether a value meets a condition; None if that is not certain."""
     column = condition.column
     other = condition.values[0]
     if condition.operator == "contains":

@@ -119,21 +119,23 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     max_rows: _Count = 2000
     """Max rows of a table."""
     discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 0
-    """Max passages that one question for rows is answered from. If this is more than
+    """Max passages from which one question for rows is answered. If this is more than
     `search.top_k`, the question is asked again with the next `search.top_k` passages of its search,
-    and so on, until no new row is found twice in succession. Each time costs the work of one
-    executor. 0 for the first passages only. Use it with conditions: passages further down also name
-    things that do not belong.
+    and so on, until no new row is found twice in succession. Each repetition costs the work of one
+    executor. 0 means only the first passages. Tables should then have conditions, because passages
+    of lower rank also name things that are not rows.
     """
     ask_left_out: bool = True
-    """Whether names that no report gave are checked by the table's conditions: names that a list
-    has next to rows of the table, and names from passages that contain the value of a condition.
-    Those that meet all conditions become rows. Each name costs the work of one executor, for at
-    most 100 names. Without conditions, names in lists are only counted.
+    """Whether the table's conditions are also checked for names that no report gave: names that a
+    list contains next to names of the table's rows, and names in passages that contain the value of
+    a condition. Names that meet all conditions become rows. Each name costs the work of one
+    executor; at most 100 names are checked. In a table without conditions, names in lists are only
+    counted.
     """
     verify_lists: bool = False
-    """Whether each list of rows is checked by a second executor: it gets the listed names, and
-    looks for others, until nothing new is found. Each check costs the work of one executor.
+    """Whether a second executor checks each list of rows: it gets the listed names, and searches
+    for more names. The check is repeated until it finds nothing new. Each check costs the work of
+    one executor.
     """
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
     """Max duration of a request for a table, in seconds. It applies instead of server.timeout_s."""
@@ -460,8 +462,8 @@ class _Filling:
         return []
 
     async def _discover(self, questions: Iterable[tuple[str, str]], early: Dispatching) -> bool:
-        """Queue the new questions of the delegator's turn. Executors that have started early on the
-        first of them keep working. Return whether any question is new.
+        """Queue the new questions of the delegator's turn. Executors that were started early, on
+        the first of these questions, keep working. Return whether any question is new.
         """
         managers = self._search.managers
         texts = list[str]()
@@ -662,7 +664,7 @@ class _Filling:
         wanted: str = "",
     ) -> bool:
         """Queue asks for cells of a row, except for cells that have reached their limit of
-        attempts. Return whether there are any.
+        attempts. Return whether any ask was queued.
 
         `wanted`: the manager to which the last report escalated; empty if it did not.
         """
@@ -699,8 +701,9 @@ class _Filling:
         return self._outcome not in _OVER
 
     def _put(self, ask: Ask) -> None:
-        """Queue an ask, unless the outcome so far rules it out. Asks that a resumed run has on
-        record come first, then asks about cells, then discoveries; within each group by rank.
+        """Queue an ask, unless the outcome so far rules it out. In a resumed run, asks that the
+        interrupted run recorded come first, then asks about cells, then discoveries; within each
+        group by rank.
         """
         if self._wanted(ask):
             rank = ask.rank
@@ -741,10 +744,10 @@ class _Filling:
         self._fill(key)
 
     def _fill(self, key: RowKey) -> None:
-        """Queue the next asks for cells of a row, unless the row contradicts a condition, or no
-        report gave its name and it does not meet all conditions.
+        """Queue the next asks for cells of a row. Queue nothing if the row contradicts a condition,
+        or if no report gave the row's name and the row does not meet all conditions.
 
-        That depends only on reports about this key, as the asks must not depend on the order in
+        Only reports about this key are considered, so that the asks do not depend on the order in
         which reports arrive.
         """
         steps = self._steps[key]
@@ -755,8 +758,8 @@ class _Filling:
             asked = self._ask(key, steps.pop(0))
 
     async def _ask_left_out(self, table: Table) -> None:
-        """Queue asks about names that no report gave (`left_out.py`). They are about the columns of
-        conditions; those about other columns follow if all conditions are met.
+        """Queue asks about names that no report gave (`left_out.py`). These asks are about the
+        columns of conditions. Asks about other columns follow if the name meets all conditions.
         """
         # By rank, so that which names are asked about does not depend on the order of arrival
         reports = sorted(self._reports, key=lambda pair: pair[0].rank)

@@ -1,4 +1,6 @@
-"""Names that stand in a table's passages but in no row: reports may have left them out."""
+"""Names that occur in a table's passages but in no row, for example because a report left them
+out.
+"""
 
 import re
 from collections.abc import Iterable
@@ -22,12 +24,13 @@ _MARK = re.compile(r"[-*+•–|\s]*(?:(?:and|or|et|und|y)\s)?")
 
 
 def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
-    """Return the names that a list in a passage of a discovery has next to at least two rows of the
-    table, but that are no rows, in the order of the passages.
+    """Return the names that are in no row, but in a list that also names at least two rows of the
+    table. The lists are those in the passages of discoveries; the names are in the order of the
+    passages.
 
-    It is an estimate: a list may have a name that does not belong, and the first name of a list is
-    never returned. Only tables with one key column have such names. Names of excluded
-    rows are left out.
+    This is an estimate: a list may contain a name that does not belong in the table, and the first
+    name of a list is never returned. The result is empty for a table with several key columns.
+    Names of excluded rows are not returned.
     """
     if len(table.schema.keys) != 1:
         return ()
@@ -56,11 +59,11 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
 
 
 def named_with_values(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
-    """Return the names that are in no row, from passages that contain the value of a condition:
-    names in their lists, and a passage's title if a sentence has it together with the value. Only
-    conditions `equals` and `one_of` on text columns count.
+    """Return the names that are in no row, from passages that contain the value of a condition: the
+    names in a passage's lists, and the passage's title if one sentence contains both the title and
+    the value. Only the operators `equals` and `one_of` on text columns are considered.
 
-    Check each name: few of them may meet the condition.
+    The caller must check each name, because few names may meet the condition.
     """
     values = {
         sought(value)
@@ -119,7 +122,9 @@ def _names(table: Table) -> set[str]:
 
 @lru_cache(2000)
 def _lists(text: str) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Return the lists in a text: pairs of each item in folded form, and as it is written."""
+    """Return the lists in a text. Each item is a pair: its folded form, and the item as it is
+    written.
+    """
     lists = []
     for sentence in _SENTENCE.split(_NUMBERED.sub("", text)):
         cells = (_MARK.sub("", part, 1).partition("|")[0] for part in _ITEM.split(sentence))

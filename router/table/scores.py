@@ -11,7 +11,7 @@ class TableScore(Frozen):
     """Scores of a table, as shares of 1."""
 
     success: bool
-    """True if all rows and cells are right, and no row is too many."""
+    """True if all rows and cells are right, and there are no other rows."""
     row_precision: float
     row_recall: float
     row_f1: float
@@ -29,8 +29,8 @@ def table_score(
     """Return the scores of `rows` against the `right` rows.
 
     Each row has a value for each column of the schema that is not hidden. Values are compared by
-    their canonical forms. Rows with the same key count once, the first of them, so that no score
-    exceeds 1. A cell counts only in a row whose key is right.
+    their canonical forms. Of several rows with the same key, only the first counts, so that no
+    score exceeds 1. A cell counts only in a row whose key is right.
     """
     ours = _forms(schema, rows)
     gold = _forms(schema, right)

@@ -70,8 +70,8 @@ _MAX_NAMES_CHARS = 1000
 
 
 def opening(question: str, schema: Schema) -> str:
-    """Return the text of the request that the delegator is shown first. It has the hidden columns
-    that need a question template, too.
+    """Return the text of the request that the delegator is shown first. The text also describes the
+    hidden columns that need a question template.
     """
     columns = [column for column in schema.columns if not (column.hidden and column.ask)]
     return prompts.table_request(without_form(question, schema), map(described, columns))
@@ -106,10 +106,10 @@ def described(column: Column) -> str:
 def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str, ...]]:
     """Return the schema with the conditions and question templates that the delegator wrote in its
     turn `text`, and the conditions that are ignored because they are invalid, each with the reason.
-    Only columns without a template get one. Invalid templates are ignored.
+    A column that already has a template keeps it. Invalid templates are ignored.
 
-    `request`: the request for the table as the delegator was shown it. A name in a condition must
-    stand in it: a model that misspells a name would exclude right rows.
+    `request`: the request for the table, as it was shown to the delegator. It must contain each
+    name in a condition, because a misspelled name would exclude right rows.
     """
     text = without_thinking(text)
     request = fold(readable(request))
@@ -135,8 +135,9 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
 
 
 def _check_names(condition: Condition, request: str) -> None:
-    """Raise `BadRequest` if a condition has a name that does not stand in the folded request, or
-    lacks one: a model that wrote one name of two would exclude right rows.
+    """Raise `BadRequest` if a condition contains a name that the folded request does not contain,
+    or if `one_of` has only one value. Right rows would be excluded if a model misspelled a name, or
+    wrote one name of two.
     """
     if condition.operator == "one_of" and len(condition.values) == 1:
         raise BadRequest("one_of has one value only; use equals, or give all values.")
@@ -169,9 +170,9 @@ def status(
     """Return the text that shows the delegator the table's status: counts, and the names of some
     rows and missing cells.
 
-    `independent_discoveries`: the discoveries that searched themselves, instead of using a report
-    of another run. `not_dispatched`: questions of the delegator's last turn that exceeded the
-    limit.
+    `independent_discoveries`: the discoveries whose executors searched in this run, instead of
+    using a report of another run. `not_dispatched`: questions of the delegator's last turn that
+    exceeded the limit.
     """
     known = completeness(table, independent_discoveries)
     missing = sum(known.cells.get(state, 0) for state in _HOLES)

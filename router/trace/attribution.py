@@ -155,8 +155,9 @@ def _seen(
 
 
 def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:
-    """Yield one citation for each passage that contains one of the folded `golds`. It quotes the
-    sentence that contains it, or the title if no single sentence does.
+    """Yield one citation for each passage that contains one of the folded `golds`. The citation
+    quotes the sentence that contains the right answer, or the title if no single sentence contains
+    it.
     """
     for passage in passages:
         reading = read(passage.text)

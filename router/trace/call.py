@@ -52,11 +52,12 @@ class OpenedCall(Frozen, gc=False):
     executor_version: str | None
     """The version of the executor; None for other roles."""
     purpose: Purpose
-    """Why the attempt is made. `correction`: the previous output was malformed. `shortened`: the
-    previous prompt was too long. `fallback`: another model is unavailable. `shadow`: an executor
-    version is tried alongside the one that serves. `condense`: the question is written from a
-    conversation; further attempts have this purpose too. `rerank`: the passages of a search are
-    reordered, for the executor or for a shadow of it.
+    """Why the attempt is made. `first`: the first attempt of a call. `retry`: an earlier attempt of
+    the call failed. `correction`: the previous output was malformed. `shortened`: the previous
+    prompt was too long. `fallback`: another model is unavailable. `shadow`: an executor version is
+    tried alongside the version that serves. `condense`: a question is rewritten so that it can be
+    understood without its conversation; retries have this purpose too. `rerank`: the passages of a
+    search are reordered, also in a shadow run.
     """
     attempt: int
     """1 for the first attempt of a call, 2 for the second, and so on."""
@@ -79,7 +80,7 @@ class OpenedCall(Frozen, gc=False):
 
     @property
     def request_id(self) -> str:
-        """Name of the attempt for the engine and in logs."""
+        """Identifier of the attempt in requests to the engine, and in logs."""
         return f"{self.run_id}-{self.number}"
 
     def allows(self, usage: Usage) -> bool:
@@ -102,10 +103,12 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """An attempt that has ended."""
 
     outcome: Outcome
-    """`wasted`: the call completed, but its output was discarded. `connect_error`: the endpoint was
-    certainly not reached. `unavailable`: the call broke off, or it is unknown how far it came.
-    `content_refused`: the model or a content filter declined. `interrupted`: the gateway was killed
-    during the call.
+    """`completed`: the call returned a complete output. `wasted`: the call completed, but its
+    output was discarded. `connect_error`: the endpoint was certainly not reached. `unavailable`:
+    the endpoint failed, or the call broke off at an unknown point. `refused`: the endpoint refused
+    the request. `content_refused`: the model or a content filter declined to answer.
+    `protocol_error`: the reply was invalid. `cancelled`: the gateway stopped the call. `failed`:
+    any other error. `interrupted`: the gateway was killed during the call.
     """
     usage: Usage | None
     """None if the usage is unknown, because the engine reported none or an impossible one."""

@@ -57,7 +57,7 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
 _GOES_ON = re.compile(
     r"(?:he|she|it|they|his|her|its|their|this|these|both)\b|[他她它其该此这]", re.IGNORECASE
 )
-"""Matches the beginning of a sentence whose subject is that of the previous sentence."""
+"""Matches the beginning of a sentence that has the same subject as the previous sentence."""
 _FUNCTION_WORDS = frozenset(
     "is was are were be been has had have in on at of by to for from with and or as that".split()
 )
@@ -119,7 +119,7 @@ class Reading:
 
     def places(self, wanted: str) -> list[int]:
         """Return the numbers of the sentences that contain the folded text `wanted`. If no single
-        sentence does, return those in which it begins.
+        sentence contains it, return the numbers of the sentences in which it begins.
         """
         text, starts = self._in_one
         whole = list[int]()

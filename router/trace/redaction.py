@@ -31,7 +31,7 @@ Value = TypeVar("Value")
 
 def redacted(run: Run) -> Run:
     """Return the run with every text replaced by an empty string. Numbers, hashes, names of models,
-    and outcomes are kept, and that the run was cancelled on request.
+    outcomes, and the mark of a run that was cancelled on request are kept.
     """
     error = run.error if run.status == "cancelled" else ""
     return replace(_blank(run), redacted=True, error=error)

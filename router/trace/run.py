@@ -10,7 +10,15 @@ from router.trace.scope import DEFAULT_SCOPE, Scope
 from router.trace.values import Event, Result, Trajectory
 
 RunKind = Literal["answer", "complete", "execute", "table", "shadow"]
+"""Kind of a run. `answer`: answers a question. `complete`: one completion by a role's model.
+`execute`: one execution of a sub-query. `table`: fills a table. `shadow`: repeats the work of a
+finished run with another executor version.
+"""
 RunStatus = Literal["running", "finished", "failed", "cancelled", "interrupted"]
+"""Status of a run. `running`: under way. `finished`: ended with a result. `failed`: ended with an
+error. `cancelled`: on request, or because the client disconnected. `interrupted`: the gateway
+stopped, or was killed.
+"""
 
 
 class RoleSetting(Frozen):
@@ -60,8 +68,8 @@ class Run(Frozen):
 
     @property
     def question(self) -> str:
-        """The question as it was searched: written from the conversation before it, if there is
-        one, or else the request as it was asked.
+        """The question as it was searched: the question that was rewritten with the conversation
+        before it, or the request itself if there was no conversation.
         """
         condensing = self.result.condensing if isinstance(self.result, Trajectory) else None
         return condensing.question if condensing else self.request

@@ -8,7 +8,7 @@ from router.frozen import Frozen
 DEFAULT_INDEX = "default"
 """Name of the index in `[retrieval]` of the config."""
 UPLOADS = "uploads"
-"""Name in requests of the index of the documents that the caller's tenant has uploaded."""
+"""Name that requests use for the index of the documents that the caller's tenant has uploaded."""
 
 
 class DocumentFilter(Frozen, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class DocumentFilter(Frozen, forbid_unknown_fields=True):
         tags: Container[str],
     ) -> bool:
         """Return whether a document with this metadata has these properties. `date`: a day such as
-        2026-11-21; empty if it is unknown, as the other texts.
+        2026-11-21. Each argument is empty if it is unknown.
         """
         return (
             self.from_date <= date
@@ -63,8 +63,8 @@ DEFAULT_SCOPE = Scope()
 
 
 def uploads_of(tenant: str) -> str:
-    """Return the name of the index of a tenant's uploads in scopes: no two tenants share one, and
-    no index of the config has such a name.
+    """Return the name that scopes use for the index of a tenant's uploads. It differs from the
+    names for all other tenants, and from the names of all indexes in the config.
     """
     return f"{UPLOADS}/{tenant}"
 

@@ -10,8 +10,8 @@ from router.trace.citation import Citation
 ColumnType = Literal["text", "integer", "number", "date", "url", "boolean", "choice"]
 AskKind = Literal["discover", "fill", "settle"]
 Operator = Literal["equals", "one_of", "before", "after", "at_least", "at_most", "contains"]
-"""How a condition compares the value of a row with its own. `before` and `after` leave out the
-condition's value: after 1990 is 1991 or later.
+"""How a condition compares the value of a row with the condition's value. `before` and `after`
+leave out the condition's value: after 1990 is 1991 or later.
 """
 CheckState = Literal["met", "contradicted", "not_checked"]
 RowKey = tuple[str, ...]
@@ -50,7 +50,7 @@ class Condition(Frozen, gc=False):
 
     @property
     def text(self) -> str:
-        """The condition in words, as `founded after 1990`."""
+        """The condition in words, such as `founded after 1990`."""
         name = self.column.name
         if name == self.column.ask:
             return name
@@ -92,8 +92,8 @@ class Ask(Frozen, gc=False):
     (a baseline of the benchmarks).
     """
     discovery: int = 0
-    """For a discovery, its number in the order in which the delegator wrote them, from 1. 0 for
-    other kinds, and for a table that a model wrote itself.
+    """Number of a discovery, from 1, in the order in which the delegator wrote the discoveries. 0
+    for other kinds of asks, and for a table that a model wrote itself.
     """
     attempt: int = 1
     """The number of the attempt, from 1. Attempts are counted per discovery, and per cell of a row.
@@ -101,8 +101,8 @@ class Ask(Frozen, gc=False):
     manager: str = ""
     """Name of the manager that works on the ask; empty if there are no managers."""
     passages_before: int = 0
-    """Number of passages that each search leaves out, the best ones, because executors of earlier
-    attempts were shown them.
+    """Number of best-ranked passages that each search leaves out, because these passages were shown
+    to executors of earlier attempts.
     """
 
     @property
@@ -152,14 +152,14 @@ class Cell(Frozen, gc=False):
 
     value: str
     state: CellState
-    """State of the value. `missing`: there is none yet, or only values without support. `given`:
-    the client gave it. `single`: one report, or one document, states it. `agreed`: at least two
-    reports state it, from different documents. `conflict`: another value is supported equally well.
-    `not_found`: the allowed number of executors found none.
+    """State of the value. `missing`: there is no value yet, or only values without support.
+    `given`: the client gave it. `single`: one report, or one document, states it. `agreed`: at
+    least two reports state it, from different documents. `conflict`: another value is supported
+    equally well. `not_found`: the allowed number of executors found no value.
     """
     claims: tuple[Claim, ...] = ()
-    """All claims, best supported first: those of the cell's value, then those of other values. If
-    the client gave the value, claims do not change it.
+    """All claims about the cell, best supported first; claims that state the cell's value come
+    before all others. Claims do not change a value that the client gave.
     """
 
 
@@ -197,12 +197,12 @@ class Row(Frozen, gc=False):
     given: bool = False
     """Whether the client gave the row."""
     checks: tuple[Check, ...] = ()
-    """The result of each condition of the table, in their order."""
+    """The result of each condition, in the order of the table's conditions."""
 
     @property
     def excluded(self) -> bool:
-        """True if the row is not in the table: because it contradicts a condition, or because it
-        does not meet all, and no discovery names it from the first passages of a search.
+        """True if the row is not in the table, because it contradicts a condition, or because it
+        does not meet all conditions and no discovery names it from the first passages of a search.
         """
         states = {check.state for check in self.checks}
         is_far = not self.given and all(ask.passages_before for ask in self.found_by)

@@ -192,8 +192,8 @@ def tool_sums(run: Run) -> list[ToolSums]:
 
 
 class Turn(Frozen, array_like=True, tag=1):
-    """Record of a completed turn of an agent: the prompt, as a difference to that of the agent's
-    previous turn, and the output.
+    """Record of a completed turn of an agent: its output, and the difference between its prompt and
+    the prompt of the agent's previous turn.
     """
 
     agent: AgentId

@@ -33,6 +33,11 @@ ExecutionOutcome = Literal[
     "retrieval_failed",
     "budget_exhausted",
 ]
+"""How the work on a sub-query ended. `reported`: with a report. `escalated`: a manager passed the
+sub-query on, but no other manager took it. `no_report`: the last output of the model was no report.
+`timed_out`: the time ran out. `model_failed`, `retrieval_failed`: a model or the retrieval failed.
+`budget_exhausted`: the request's budget or the tenant's quota was used up.
+"""
 
 
 class Conversation(Frozen, gc=False, tag=True):
@@ -145,8 +150,9 @@ class Execution(Frozen, gc=False, tag=True):
         return sum((execution.every_search for execution in self.work.executions), ())
 
     def citations(self, points: Iterable[str]) -> list[list[Citation]]:
-        """Return a list for each statement in `points`: the sentences that support it, in passages
-        that were shown to the executor. It is empty if a sentence of the statement has no support.
+        """Return a list for each statement in `points`: citations of the sentences that support the
+        statement, from passages that were shown to the executor. A list is empty if a sentence of
+        its statement has no support.
         """
         return cite(points, (passage for search in self.every_search for passage in search.shown))
 
@@ -194,7 +200,7 @@ class SearchDone(Frozen, gc=False, tag=True):
     """A search returned its passages."""
 
     index: int
-    """The number of the sub-query for which was searched."""
+    """The number of the sub-query that the search was for."""
     query: str
     titles: tuple[str, ...]
     """Titles of the passages, best first."""
@@ -306,10 +312,17 @@ AnswerOutcome = Literal[
     "budget_exhausted",
     "clarify",
 ]
+"""Outcome of an answer. `answered`: the delegator found the evidence sufficient and stopped.
+`rounds_exhausted`, `time_exhausted`, `budget_exhausted`: a limit ended the search, and the answer
+is based on the reports so far. `no_search`: the delegator dispatched no sub-query. `out_of_scope`:
+the question has words that the models do not know. `not_found`: the reports do not contain an
+answer. `clarify`: the history does not say what the question refers to, and the answer is a
+question to the user.
+"""
 
 
 class Condensing(Frozen):
-    """A conversation before a question, and what was made of both."""
+    """A conversation before a question, and the question that the condenser wrote from both."""
 
     history: tuple[Message, ...]
     """The messages before the question, oldest first."""
@@ -331,7 +344,7 @@ class Trajectory(Frozen, tag=True):
     executions: tuple[Execution, ...] = ()
     """Executions of all rounds, in the order of dispatch."""
     rounds: tuple[int, ...] = ()
-    """For each round that dispatched, its number of sub-queries."""
+    """For each round that dispatched sub-queries, the number of its sub-queries."""
     messages_before_reports: tuple[int, ...] = ()
     """For each of `rounds`, the number of messages in `delegation` before the message with the
     round's reports.
@@ -403,14 +416,14 @@ class TableRun(Frozen, tag=True):
     given: tuple[tuple[str, ...], ...] = ()
     """Rows that the client gave, with a value for each column. An empty value is a cell to fill."""
     asks: tuple[Ask, ...] = ()
-    """All pieces of work, each at the position that is the number of its sub-query."""
+    """All asks; the position of an ask is the number of its sub-query."""
     executions: tuple[Execution, ...] = ()
     """The execution of each of `asks`, in the same order."""
     delegation: Conversation | None = None
     """The delegator's conversation."""
     outcome: TableOutcome = "filled"
     asks_per_cell: int = 2
-    """Max executors that look for one cell."""
+    """Max executors that look for the value of one cell."""
     max_rows: int = 2000
     """Max rows of the table."""
     ignored: tuple[str, ...] = ()

@@ -106,14 +106,14 @@ class KeyOptions(AccountOptions, kw_only=True):
     """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
-    """Identifier of the key, as in `keys list`: its part between `rg_` and the next `_`."""
+    """ID of the key, as in `keys list`: the part of the key between `rg_` and the next `_`."""
 
 
 class RotateKeyOptions(KeyOptions):
     """Options of `keys rotate`."""
 
     grace: Span = 0.0
-    """Let the old key stay valid for this time, such as 12h or 7d."""
+    """Keep the old key valid for this time, such as 12h or 7d (default: revoke the old key)."""
 
 
 class ExpireKeyOptions(KeyOptions):
@@ -138,7 +138,7 @@ class AuditOptions(StoreOptions):
     """Options of `keys audit`."""
 
     limit: Annotated[int, Meta(ge=1, le=1000)] = 50
-    """Show at most this many acts."""
+    """Show at most this many entries of the audit log."""
 
 
 def keys(arguments: Sequence[str]) -> int:
@@ -261,7 +261,7 @@ async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
 async def _expire(client: AsyncClient, options: ExpireKeyOptions) -> None:
     """Let a key expire, or remove its expiry."""
     if options.after is None and not options.never:
-        raise BadRequest("keys expire: give --after or --never.")
+        raise BadRequest("keys expire: no time is given; give --after or --never.")
     at = None
     if options.after is not None:
         at = datetime.now(UTC) + timedelta(seconds=options.after)
@@ -356,7 +356,7 @@ class SetTenantOptions(NamedTenantOptions):
     redact: bool | UnsetType = UNSET
     """Store the figures of the tenant's runs (tokens, times), but none of their texts."""
     indexes: tuple[Name, ...] | UnsetType = msgspec.field(default=UNSET, name="index")
-    """Let the tenant search these indexes of the config, and no others (at first: default)."""
+    """Let the tenant search only these indexes of the config (a new tenant: only `default`)."""
     training: bool | UnsetType = UNSET
     """Allow executors to be trained on the tenant's runs."""
 

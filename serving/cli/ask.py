@@ -58,7 +58,9 @@ Terms = TypeVar("Terms", bound=IndexOptions)
 
 
 class GatewayOptions(StoreOptions):
-    """Options of commands that call a running gateway, or else start a gateway for the command."""
+    """Options of commands that call a running gateway, or start a gateway if there is no
+    address.
+    """
 
     address: Annotated[HostPort, exclusive("config")] | None = None
     """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
@@ -78,10 +80,11 @@ class GatewayOptions(StoreOptions):
 
 
 class TermsOptions(GatewayOptions):
-    """Options that are sent with the request of a question or a table."""
+    """Options that the command sends to the gateway with a question or a table."""
 
     request_id: Name = ""
-    """Idempotency key: a request with the ID of an earlier one gets its stored result."""
+    """Idempotency key: if an earlier request has this ID, return the stored result of that request.
+    """
     max_total_tokens: Tokens | None = None
     """Spend at most this many prompt and completion tokens, over all models."""
     max_cost_usd: Dollars | None = None
@@ -163,13 +166,13 @@ class AskOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """The question, in plain words."""
     topology: TopologyName | None = None
-    """Organization of the search; host puts managers between the delegator and the executors
-    (docs/operating.md).
+    """Roles that search: factorized has a delegator and executors; host also has managers between
+    them (docs/operating.md).
     """
     language: Name = ""
-    """Language of the answer, such as German (default: the question's)."""
+    """Language of the answer, such as German (default: language of the question)."""
     length: Length | None = None
-    """How long the answer is (default: answer.length of the gateway's config)."""
+    """Length of the answer (default: answer.length of the gateway's config)."""
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 
@@ -244,9 +247,9 @@ class ChatOptions(GatewayOptions):
     """
 
     language: Name = ""
-    """Language of the answers, such as German (default: the question's)."""
+    """Language of the answers, such as German (default: language of the question)."""
     length: Length | None = None
-    """How long the answers are (default: answer.length of the gateway's config)."""
+    """Length of the answers (default: answer.length of the gateway's config)."""
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 

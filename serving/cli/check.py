@@ -41,7 +41,8 @@ class CheckOptions(ConfigOptions):
     """
 
     live: Annotated[bool, exclusive("way")] = False
-    """Probe everything that the config names; its vLLM engines are started for the check."""
+    """Probe all models, servers and indexes of the config; vLLM engines are started for the check.
+    """
     allow_missing: Annotated[bool, exclusive("way")] = False
     """Exit with status 0 even if keys, packages or files are missing."""
     timeout: Seconds = 60.0

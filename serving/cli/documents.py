@@ -34,16 +34,16 @@ class UploadOptions(JSONConnectionOptions, kw_only=True):
     files: Annotated[tuple[File, ...], POSITIONAL]
     """Upload these files."""
     name: Name = ""
-    """Store the file under this name, such as contracts/acme.pdf (default: its own name)."""
+    """Store the file under this name, such as contracts/acme.pdf (default: the file's name)."""
     wait: bool = False
-    """Wait until the documents can be found, and show those that were not read."""
+    """Wait until searches find the documents, and show the documents that could not be read."""
 
 
 class DeleteOptions(ConnectionOptions, kw_only=True):
     """Options of `documents delete`."""
 
     names: Annotated[tuple[Name, ...], POSITIONAL]
-    """Delete the documents of these names."""
+    """Delete the documents with these names."""
 
 
 def documents(arguments: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def documents(arguments: Sequence[str]) -> int:
 def _upload(client: Client, options: UploadOptions) -> bool:
     """Upload files; a document of the same name is replaced."""
     if options.name and len(options.files) > 1:
-        raise BadConfig("--name: names one document; upload one file at a time.")
+        raise BadConfig("--name: is only for a single file; upload one file at a time.")
     for number, file in enumerate(options.files, 1):
         wait = options.wait and number == len(options.files)
         document = client.upload(file, options.name, wait=wait)

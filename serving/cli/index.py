@@ -56,7 +56,7 @@ class EmbedderOptions(Options):
     embedder_model: Name | None = None
     """Name of the embedding model at --embedder-url."""
     embedder_dimension: int | None = None
-    """Length of the vectors of that model."""
+    """Dimension of the vectors of --embedder-model."""
     embedder_key_env: Name | None = None
     """Environment variable that holds the API key of --embedder-url."""
     query_prefix: str = ""
@@ -86,7 +86,7 @@ class BuildOptions(EmbedderOptions, kw_only=True):
     out: Folder | None = None
     """Write the index to this folder; needed with PATHS."""
     index: Name = DEFAULT_INDEX
-    """Build this index of the config: the NAME of a table [indexes.NAME]."""
+    """Build this index of the config: NAME of a table [indexes.NAME] (default: [retrieval])."""
     chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
     """Size of a passage in tokens of the embedder."""
     lexical: bool = False
@@ -106,9 +106,9 @@ class AdoptOptions(EmbedderOptions, kw_only=True):
     """Options of `index adopt`."""
 
     faiss: File
-    """Index file, as faiss.write_index writes it."""
+    """Index file that faiss.write_index wrote."""
     corpus: Annotated[Path, shown_as("FILE.jsonl")]
-    """Texts of the index in JSON lines, in the order of its vectors."""
+    """File of the indexed texts (JSON lines), in the order of the vectors."""
     out: Folder
     """Write the index to this new folder."""
 
@@ -129,7 +129,7 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
             raise BadConfig("--out: missing; name the folder of the index.")
         if options.index != DEFAULT_INDEX:
             raise BadConfig(
-                "--index: PATHS are written to the folder --out, not to an index of the config; "
+                "--index: cannot be combined with PATHS, which are indexed into the folder --out; "
                 "leave PATHS or --index out."
             )
         retrieval = RetrievalConfig(
@@ -148,7 +148,7 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
         raise BadConfig(f"--index {options.index}: the config has no table [{key}]; add it.")
     if not named.documents:
         raise BadConfig(
-            f"{key}.documents: the config names none; add them, or give PATHS and --out."
+            f"{key}.documents: the config names no documents; add them, or give PATHS and --out."
         )
     return named, config.engines
 
@@ -168,8 +168,8 @@ async def _build(options: BuildOptions) -> None:
     config, engines = _retrieval(options)
     if options.ray and not config.embedder.in_process:
         raise BadConfig(
-            "--ray: spreads the work of MiniLM only, and the config names another embedder; leave "
-            "--ray out."
+            "--ray: works only with the embedder MiniLM, but the config names another embedder; "
+            "leave --ray out."
         )
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:
@@ -288,9 +288,11 @@ class RetrieveOptions(EmbedderOptions, kw_only=True):
     http: HostPort = "127.0.0.1:50553"
     """Listen for HTTP at this address."""
     http_host: tuple[str, ...] = ()
-    """Accept this host name in HTTP, in addition to addresses, localhost and the host of --http."""
+    """Accept HTTP requests for this host, in addition to IP addresses, localhost and the host of
+    --http.
+    """
     top_k: int = 3
-    """Return this many passages to requests that give no number."""
+    """Return this many passages if a request does not set a number."""
 
 
 def retrieve(arguments: Sequence[str]) -> int:

@@ -50,7 +50,7 @@ class InitOptions(Options):
     embedder_dimension: Value | None = None
     """Length of the embedder's vectors; see its model card."""
     documents: Annotated[tuple[str, ...], shown_as("VALUE")] = ()
-    """Files and folders that questions are answered from."""
+    """Files and folders that the gateway searches to answer questions."""
     out: File = CONFIG
     """Write the config to this file."""
     force: bool = False

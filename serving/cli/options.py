@@ -53,7 +53,7 @@ def tenant_name(text: str) -> str:
     """
     if not TENANT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
-            f"{text!r}: use at most 64 letters, digits, dots, underscores and hyphens"
+            f"{text!r} is invalid; use at most 64 letters, digits, dots, underscores and hyphens"
         )
     return text
 
@@ -90,7 +90,7 @@ def span_argument(text: str) -> float:
     `argparse.ArgumentTypeError`.
     """
     if not (span := _span(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time; write 12h or 30d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time span; write it as 12h or 30d")
     return span.total_seconds()
 
 
@@ -159,8 +159,8 @@ def document_filter(properties: Iterable[str]) -> DocumentFilter:
         fields = _PROPERTIES.get(match[1] + match[2]) if match else None
         if not match or not fields:
             raise BadConfig(
-                f"filter {text!r}: write title=TEXT, author=TEXT, path=PREFIX, tag=TAG, "
-                'date=2026-11, "date>=2026-11-21" or "date<=2026", in quotes in a shell.'
+                f"filter {text!r}: is not a filter; write title=TEXT, author=TEXT, path=PREFIX, "
+                'tag=TAG, date=2026-11, "date>=2026-11-21" or "date<=2026", in quotes in a shell.'
             )
         for field in fields:
             values[field].append(match[3].strip())
@@ -228,10 +228,11 @@ class PeriodOptions(ConnectionOptions):
     """Options of commands that show runs or calls of a period, from a running gateway."""
 
     since: Time | None = None
-    """Show what started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (a week ago).
+    """Show only runs or calls that started at this time or later: 2026-11-21, 2026-11-21T10:00
+    (UTC), or 7d (a week ago).
     """
     until: Time | None = None
-    """Show what started before this time."""
+    """Show only runs or calls that started before this time."""
     tenant: str = ""
     """Show only this tenant (default: all tenants that the API key may see)."""
 

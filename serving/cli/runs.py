@@ -46,7 +46,7 @@ class ListOptions(PeriodOptions):
     status: RunStatus | None = None
     """Show only runs with this status."""
     key_id: str = ""
-    """Show only runs of this API key, by its identifier, as in `keys list`."""
+    """Show only runs of the API key with this ID, as in `keys list`."""
     unsupported: bool = False
     """Show only answers with names or numbers that no cited evidence contains."""
     json: bool = False

@@ -81,23 +81,23 @@ class RowsOptions(JSONConfigOptions, kw_only=True):
     """Options of commands that copy the rows of the store."""
 
     file: Annotated[Path, POSITIONAL]
-    """File of JSON lines; `export` does not replace a file."""
+    """File of JSON lines; `export` fails if the file exists."""
 
 
 class RestoreOptions(ConfigOptions):
     """Options of `store restore`."""
 
     file: Annotated[Path, POSITIONAL]
-    """Restore this file, which `rolegate store backup` has made."""
+    """Restore this file, which `rolegate store backup` wrote."""
     force: bool = False
-    """Rename the present store and its log, if there is one."""
+    """If the config's store exists, rename the store and its log first."""
 
 
 class UpgradeOptions(JSONConfigOptions):
     """Options of `store upgrade`."""
 
     check: bool = False
-    """Only show what would be done; the exit status is 1 if there is something to do."""
+    """Only show the steps of the upgrade; the exit status is 1 if a step is needed."""
 
 
 def store(arguments: Sequence[str], release: Release = THIS) -> int:
@@ -338,8 +338,8 @@ class ExportOptions(StoreOptions, kw_only=True):
     out: File
     """Write to this file, which ends in .jsonl or .parquet (needs the extra `datasets`)."""
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
-    """Form of the rows. rl: one row per agent of each answer and table, with the run's reward, in
-    JSON lines; implies --training.
+    """Form of the rows (default: one row per run). rl writes one row per agent of each answer and
+    table, with the reward of the run, as JSON lines; it implies --training.
     """
     force: bool = False
     """Replace the file if it exists."""

@@ -49,18 +49,20 @@ class FillOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """Description of the rows in plain words: "cities of Vorland"."""
     columns: Annotated[str, Meta(extra={"metavar": "COLUMNS"})]
-    """Columns, keys with a *, types or choices after a colon: "city*, founded:integer, size:S|L".
+    """Columns; a * marks a key, a colon precedes a type or choices: "city*, founded:integer,
+    size:S|L".
     """
     rows: File | None = None
     """Fill the empty cells of the rows in this file, CSV or .xlsx. Further columns of the file are
     only copied to --out.
     """
     closed: bool = False
-    """Search for no other rows than those of --rows."""
+    """Fill only the rows of --rows, and do not search for more rows."""
     conditions: Annotated[tuple[str, ...], Meta(extra={"metavar": "CONDITION"})] = msgspec.field(
         default=(), name="where"
     )
-    """Exclude rows that contradict this: "founded after 1990", "Is {city} in Veshoux?"."""
+    """Exclude rows that contradict this condition: "founded after 1990", "Is {city} in Veshoux?".
+    """
     excluded: bool = False
     """Also show excluded rows, with the sentences that exclude them, and write them to --out."""
     max_rows: int = 0
@@ -121,8 +123,8 @@ def _columns(text: str) -> Sequence[pb.Column]:
         raise BadConfig(f"--columns: {error}") from None
     if not any(column.key for column in columns):
         raise BadConfig(
-            "--columns: no column is a key, which tells rows apart; put a star after a key's name: "
-            '"city*, founder".'
+            "--columns: there is no key column to tell rows apart; put a * after the name of a "
+            'key: "city*, founder".'
         )
     return columns
 

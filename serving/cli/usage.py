@@ -53,7 +53,7 @@ class UsageOptions(PeriodOptions):
     """
 
     by: tuple[str, ...] = ("role", "model")
-    """Split the sums by these: tenant, role, model, version, manager, key."""
+    """Split the sums by these properties of calls: tenant, role, model, version, manager, key."""
     per: Literal["hour", "day", "month"] | None = None
     """Split the sums by hours, days or months, in UTC."""
     json: Annotated[bool, exclusive("format")] = False
@@ -65,7 +65,8 @@ class UsageOptions(PeriodOptions):
 class ReconcileOptions(JSONConnectionOptions):
     """Compare the tokens in the ledger with the counters of each engine since the engine started.
 
-    The exit status is 1 if they differ by more than interrupted and running calls can explain.
+    The exit status is 1 if the ledger and a counter differ by more tokens than interrupted and
+    running calls can explain.
     """
 
 
@@ -83,7 +84,7 @@ def _dimensions(words: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(filter(None, ",".join(words).split(","))))
     for name in names:
         if name not in _DIMENSIONS:
-            raise BadConfig(f"--by: {name!r} is none of {', '.join(_DIMENSIONS)}; use these names.")
+            raise BadConfig(f"--by: {name!r} is unknown; use {', '.join(_DIMENSIONS)}.")
     return names
 
 

@@ -26,7 +26,7 @@ class DecisionsOptions(JSONConnectionOptions):
     version: Annotated[str, POSITIONAL] = ""
     """Show only decisions on this version."""
     after: int = 0
-    """Show only decisions after this number."""
+    """Show only decisions with a number higher than this."""
 
 
 class VersionOptions(JSONConnectionOptions, kw_only=True):
@@ -40,7 +40,7 @@ class CanaryOptions(VersionOptions):
     """Options of `versions canary`."""
 
     share: float = 0.2
-    """Share of the runs that the version works for, more than 0 and at most 1."""
+    """Share of the runs in which the version is the executor: more than 0, at most 1."""
 
 
 def versions(arguments: Sequence[str]) -> int:

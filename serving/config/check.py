@@ -98,14 +98,13 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "source": (lambda path: Path(path).exists(), "there is no file or folder {}."),
     "version": (
         lambda path: (Path(path) / MANIFEST).is_file(),
-        f"{{}} holds no {MANIFEST}; name the folder of a published version.",
+        f"{{}} contains no {MANIFEST}; name the folder of a published version.",
     ),
-    "model": (_is_model, "{} holds no config.json; it must be a model's folder."),
+    "model": (_is_model, "{} contains no config.json; name the folder of a model."),
     "store": (
         _is_store,
-        "must be sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE; in a "
-        "password, write @ : / # as %40 %3A "
-        "%2F %23.",
+        "must be sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE; in a password, "
+        "write @ : / # as %40 %3A %2F %23.",
     ),
     "address": (is_address, "{!r} is not host:port, with a port of 0 to 65535."),
     "host": (host_of, "{!r} is not a host name such as gateway.example."),
@@ -115,7 +114,7 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "path of url": (
         lambda url: re.fullmatch("[^?#]*", url),
-        "contains a ? or #; leave out what follows the path.",
+        "contains a ? or #; leave out everything after the path.",
     ),
     "variable": (
         lambda name: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*|", name),
@@ -124,8 +123,8 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "factory": (
         lambda factory: factory == "Flat" or FACTORY.fullmatch(factory),
-        "{!r} is not supported; write Flat, or a factory of FAISS such as HNSW32,SQ8, IVF4096,SQ8 "
-        "or IVF4096,PQ48.",
+        "{!r} is not supported; write Flat, or an index factory string of FAISS such as "
+        "HNSW32,SQ8, IVF4096,SQ8 or IVF4096,PQ48.",
     ),
     "name": (str.strip, "is empty; write the name under which the endpoint serves the model."),
 }
@@ -179,7 +178,7 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
         yield (
             field in role.extra_body,
             f".extra_body.{field}",
-            f"must not be set, because the gateway counts on its own value; {advice}",
+            f"must not be set, because the gateway sets this value itself; {advice}",
         )
     full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
     yield full, ".context_tokens", "must be more than max_tokens; the context includes the output."
@@ -266,7 +265,7 @@ def _embedder(config: Config) -> _Rules:
             f"{key}.{field}",
             "missing; an embedder with engine or base_url needs it.",
         )
-    yield embedder.onnx and served, f"{key}.onnx", "leave out engine and base_url, or this key."
+    yield embedder.onnx and served, f"{key}.onnx", "excludes engine and base_url; keep only one."
     yield (
         embedder.engine and embedder.base_url,
         key,
@@ -296,7 +295,7 @@ def _retrieval(config: Config) -> _Rules:
         yield (
             not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name),
             key,
-            "use at most 64 letters, digits, dots, underscores and hyphens for the name.",
+            "is not a valid name; use at most 64 letters, digits, dots, underscores and hyphens.",
         )
         yield (
             (index.address is None) == (index.index is None),

@@ -377,9 +377,9 @@ class IndexConfig(Section):
     lexical ranks only if this was set when it was built.
     """
     vectors: Factory = "Flat"
-    """How vectors are searched, as a factory of FAISS: `Flat` compares a query with all of them.
-    `HNSW32,SQ8`, `IVF4096,SQ8` and `IVF4096,PQ48`, also with other numbers, keep less of them in
-    memory and find almost the same passages (docs/documents.md#large-indexes).
+    """How vectors are searched, as an index factory string of FAISS. `Flat` compares a query with
+    all vectors. `HNSW32,SQ8`, `IVF4096,SQ8` and `IVF4096,PQ48`, also with other numbers, keep less
+    data in memory and find almost the same passages (docs/documents.md#large-indexes).
     """
     memory_gb: Annotated[float, Meta(gt=0, le=10**6)] = 4.0
     """Max memory for training and filling an index that is not `Flat`, in GiB: for the sample and

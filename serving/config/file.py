@@ -89,7 +89,7 @@ def preset(name: str) -> Path:
     path = _PRESETS / f"{name}.toml"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in _PRESETS.glob("*.toml")))
-        raise BadConfig(f"preset {name!r}: unknown; there are: {known}.")
+        raise BadConfig(f"preset {name!r}: unknown; the presets are: {known}.")
     return path
 
 

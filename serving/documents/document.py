@@ -245,8 +245,8 @@ def check_archive(content: bytes, path: Path, kind: str) -> None:
             sizes = {file.filename.lower(): file.file_size for file in packed.infolist()}
     except zipfile.BadZipFile as error:
         raise BadDocument(
-            f"{path}: damaged, encrypted, or no {kind} ({error}); save it again with the program "
-            "that it is from."
+            f"{path}: damaged, encrypted, or not a valid {kind} ({error}); save it again with the "
+            "program that created it."
         ) from error
     markup = sum(size for name, size in sizes.items() if name.endswith(_MARKUP))
     if markup > MAX_MARKUP_BYTES or sum(sizes.values()) > MAX_BYTES:

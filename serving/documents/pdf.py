@@ -53,7 +53,7 @@ def read_pdf(path: Path) -> Document:
         if error.err_code == _PASSWORD:
             raise encrypted(path) from error
         raise BadDocument(
-            f"{path}: damaged, or no PDF ({error}); save it again, or leave it out."
+            f"{path}: damaged, or not a PDF ({error}); save it again, or leave it out."
         ) from error
     about = metadata_of({name.lower(): value for name, value in pdf.get_metadata_dict().items()})
     return Document(title_of(path, about.title), _pages(pdf, path), about)

@@ -156,7 +156,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     except BaseException as error:  # parsers raise anything for a damaged file; some panic
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadDocument(
-            f"{path}: damaged, or not what its name says ({reason}); mend it, or leave it out."
+            f"{path}: damaged, or not what its name says ({reason}); repair it, or leave it out."
         ) from error
 
 

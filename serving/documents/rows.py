@@ -47,7 +47,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, StoredPassage]]:
         is_empty = False
         yield where, _passage(row, where)
     if is_empty:
-        raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} a line.')
+        raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} per line.')
 
 
 def has_rows(path: Path) -> bool:
@@ -80,11 +80,11 @@ def _lines(path: Path) -> Iterator[tuple[str, _RawRow]]:
 def _decoded(line: bytes, where: str) -> _RawRow:
     if len(line) > _MAX_LINE_BYTES:
         raise BadCorpus(
-            f"{where}: longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object a line."
+            f"{where}: longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object per line."
         )
     if line.lstrip().startswith(b"["):
         raise BadCorpus(
-            f"{where}: a list, not an object; write one JSON object a line (`jq -c '.[]'` does it)."
+            f"{where}: a list, not an object; write one JSON object per line (use `jq -c '.[]'`)."
         )
     try:
         line.decode()
@@ -96,7 +96,7 @@ def _decoded(line: bytes, where: str) -> _RawRow:
     except msgspec.ValidationError as error:
         raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
     except msgspec.DecodeError as error:
-        raise BadCorpus(f"{where}: not JSON ({error}); write one JSON object a line.") from error
+        raise BadCorpus(f"{where}: not JSON ({error}); write one JSON object per line.") from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, _RawRow]]:

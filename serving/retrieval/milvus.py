@@ -129,9 +129,9 @@ class Partition:
         (vectors,) = [field for field in described["fields"] if field["name"] == "vector"]
         if vectors["params"]["dim"] != dimension:
             raise BadIndex(
-                f"{self._name}: the vectors of the collection have the dimension "
-                f"{vectors['params']['dim']}, but those of the embedder {dimension}; name another "
-                "`milvus.collection`."
+                f"{self._name}: the collection has vectors of dimension "
+                f"{vectors['params']['dim']}, but the embedder computes vectors of dimension "
+                f"{dimension}; name another `milvus.collection`."
             )
 
     def count(self) -> int:

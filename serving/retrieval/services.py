@@ -108,8 +108,8 @@ class RetrievalServicer(RetrievalServiceServicer):
         )
         if (size := response.ByteSize()) > _MAX_BYTES:
             raise BadRequest(
-                f"queries: their passages have {size} bytes, and a response at most {_MAX_BYTES}; "
-                "send fewer queries, or lower top_k."
+                f"queries: their passages have {size} bytes, but at most {_MAX_BYTES} are "
+                "allowed; send fewer queries, or lower top_k."
             )
         return response
 

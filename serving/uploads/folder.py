@@ -76,7 +76,9 @@ def checked_name(name: str) -> str:
             "allowed."
         )
     if kind_of(Path(name)) is None:
-        raise BadRequest(f"name {name!r}: not a kind that can be read; these can: {READ}.")
+        raise BadRequest(
+            f"name {name!r}: files of this kind cannot be read; supported kinds: {READ}."
+        )
     return name
 
 
@@ -140,8 +142,8 @@ class TenantFolder:
         if len(others) >= self._config.max_documents:
             raise UploadsFull(
                 f"{name!r} was not stored: {len(others)} documents are stored, at most "
-                f"{self._config.max_documents} may be; delete some, or ask the operator to raise "
-                "uploads.max_documents."
+                f"{self._config.max_documents} are allowed; delete some, or ask the operator to "
+                "raise uploads.max_documents."
             )
         return sum(document.size_bytes for document in others)
 
@@ -151,7 +153,7 @@ class TenantFolder:
         """
         if not 0 <= size <= MAX_BYTES:
             raise DocumentTooLarge(
-                f"{name!r} was not stored: a document may have {MAX_BYTES >> 20} MB; split it."
+                f"{name!r} was not stored: it has more than {MAX_BYTES >> 20} MB; split it."
             )
         if used + size > self._config.max_mb << 20:
             raise UploadsFull(

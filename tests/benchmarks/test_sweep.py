@@ -245,5 +245,5 @@ async def test_another_index_is_refused(ran: Ran, sweep: Path, tmp_path: Path) -
     with closing(JsonlFile(tmp_path / "out" / "results.jsonl", QuestionResult, ADVICE)) as file:
         going_on = Sweep(read_plan(sweep), tmp_path / "out", file, print, lambda: None, None)
         going_on.check_index(index)
-        with pytest.raises(BadConfig, match="its results were made with the index "):
+        with pytest.raises(BadConfig, match="the results come from the index "):
             going_on.check_index("other")

@@ -135,10 +135,10 @@ def test_a_run_that_fails_ends_its_stream_with_the_error(client: openai.OpenAI) 
         ({"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
         ({"background": True}, "background is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools is not supported"),
-        ({"tool_choice": "required"}, "tool_choice demands a call"),
+        ({"tool_choice": "required"}, "tool_choice requires a tool call"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, r"input\[0\] refers to an item"),
-        ({"input": []}, "input has no message of role `user`"),
-        ({"input": [{"role": "assistant", "content": "x"}]}, "input has no message of role"),
+        ({"input": []}, "input has no message with the role `user`"),
+        ({"input": [{"role": "assistant", "content": "x"}]}, "input has no message with the role"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             r"input\[0\].content\[0\] is of type 'input_image'",

@@ -87,7 +87,7 @@ def test_a_condition_may_be_a_question(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "founded", "founded since 1990", "a" * 100_000])
 def test_other_texts_are_no_conditions(text: str) -> None:
-    with pytest.raises(ValueError, match="is no condition; write"):
+    with pytest.raises(ValueError, match="is not a condition; write"):
         parse_conditions([text])
 
 

@@ -188,7 +188,7 @@ async def test_a_question_that_kills_each_of_its_workers_ends_the_command(
     endpoint.models["backbone"] = kill
     ended = await on_ray(cluster, (*rollout[:-1], "--limit", 1, "--out"), tmp_path)
     assert ended.status == 1
-    assert "a worker died, and so did the three that Ray started for it; look into" in ended.err
+    assert "a worker ended unexpectedly, and so did its three restarts; check" in ended.err
 
 
 async def test_an_interrupted_command_resumes(
@@ -233,7 +233,7 @@ async def test_an_unreachable_cluster_is_an_error(
     assert ended.status == 1
     assert f"--ray {address}: the cluster cannot be reached (" in ended.err
     assert reason in ended.err
-    assert "give local, or the HOST:PORT of a head that runs (`ray start --head`)" in ended.err
+    assert "give local, or HOST:PORT of a running head (`ray start --head`)" in ended.err
 
 
 async def test_engines_of_the_config_are_refused(
@@ -246,4 +246,4 @@ async def test_engines_of_the_config_are_refused(
     )
     ended = await on_ray(cluster, rollout, tmp_path)
     assert ended.status == 1
-    assert "the workers need models by address; serve them by themselves, set base_url" in ended.err
+    assert "workers cannot start engines; serve the models separately, set base_url" in ended.err

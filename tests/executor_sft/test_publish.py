@@ -172,7 +172,7 @@ def test_a_training_is_published_once(config: Path, trained: Path, tmp_path: Pat
         (
             "base/model.safetensors",
             "another",
-            r"is not the one that engines\.executor serves",
+            r"differs from the model that engines\.executor serves",
         ),
         (
             "rolegate.toml",

@@ -392,7 +392,7 @@ def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Buil
         file["name"].removeprefix("docs/"): file["error"].partition("; ")[2]
         for file in built["skipped"]
     } == {
-        **dict.fromkeys(("bomb.docx", "deep.docx"), "mend it, or leave it out."),
+        **dict.fromkeys(("bomb.docx", "deep.docx"), "repair it, or leave it out."),
         "large.docx": "split it, or leave it out.",
         **dict.fromkeys(
             ("deep.html", "lists.html", "quotes.md", "tables.html"),

@@ -472,7 +472,7 @@ async def test_a_command_chooses_index_and_documents(
     )
     assert (everything, chosen, filtered, nothing) == expected
     refused = await _command(acme, *arguments, "--filter", "autor=Ada", typed=f"{QUESTION}\n")
-    assert "rolegate: filter 'autor=Ada': write title=TEXT, author=TEXT" in refused
+    assert "rolegate: filter 'autor=Ada': is not a filter; write title=TEXT" in refused
 
 
 async def test_the_tools_of_mcp_take_a_filter(world: World) -> None:

@@ -46,7 +46,7 @@ def _column(text: str) -> pb.Column:
         kind = "choice"
     elif kind == "choice":
         raise ValueError(
-            f"column {name!r}: a choice without choices; write them, as in `{name}:small|large`."
+            f"column {name!r}: the type choice needs choices, as in `{name}:small|large`."
         )
     option = f"the type of column {text.strip()!r}"
     column_type: Any = enum_number(pb.ColumnType.DESCRIPTOR, option, kind)
@@ -80,9 +80,9 @@ def _condition(text: str) -> pb.Condition:
     match = _CONDITION.fullmatch(text)
     if not match:
         raise ValueError(
-            f"{text!r} is no condition; write `founded after 1990`, with one of equals, one of, "
-            "before, after, at least, at most and contains, or a yes/no question: `Is {city} in "
-            "Veshoux?`."
+            f"{text!r} is not a condition; write a condition such as `founded after 1990` "
+            "(operators: equals, one of, before, after, at least, at most, contains), or a yes/no "
+            "question such as `Is {city} in Veshoux?`."
         )
     operator: Any = enum_number(pb.Operator.DESCRIPTOR, text, match[2].replace(" ", "_"))
     values = [value.strip() for value in match[3].split("|")]

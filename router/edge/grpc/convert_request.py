@@ -255,9 +255,7 @@ def _span(
     """
     start, end = (time_field(request, field) for field in ("start_time", "end_time"))
     if start is not None and end is not None and start >= end:
-        raise BadRequest(
-            "start_time must be before end_time; leave one of them out, or exchange them."
-        )
+        raise BadRequest("start_time must be before end_time; swap them, or leave one of them out.")
     return start, end
 
 

@@ -152,13 +152,13 @@ class ChatRequest(Frozen, kw_only=True):
             raise BadRequest(f"n must be 1, got {self.n}; a question has one answer.")
         if bytes(self.tool_choice) not in (b"null", b'"auto"', b'"none"'):
             raise BadRequest(
-                "tool_choice demands a call of a tool, but this model calls no tools of clients; "
+                "tool_choice requires a tool call, but this model cannot call the client's tools; "
                 "leave tool_choice out."
             )
         at = self._last
         if at < 0:
             raise BadRequest(
-                f"{self.MESSAGES} has no message of role `user`; the last one is the question."
+                f"{self.MESSAGES} has no message with the role `user`; add one with the question."
             )
         last = self.messages[at]
         parts = () if isinstance(last.content, str) else last.content or ()
@@ -273,8 +273,8 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
             value = bytes(getattr(self, name))
             if value not in (b"null", b"false") and value.strip(b"[] \t\r\n"):
                 raise BadRequest(
-                    f"{name} is not supported: no tools of clients are called, and responses are "
-                    f"not kept. Leave {name} out, and send earlier messages in input."
+                    f"{name} is not supported: the gateway cannot call the client's tools, and "
+                    f"stores no responses. Leave {name} out, and send earlier messages in input."
                 )
         messages = self.input
         if isinstance(messages, str):
@@ -282,7 +282,8 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
         for number, message in enumerate(messages):
             if message.type == "item_reference":
                 raise BadRequest(
-                    f"input[{number}] refers to an item, but items are not kept; send the message."
+                    f"input[{number}] refers to an item, but items are not stored; send the "
+                    "message."
                 )
         text = msgspec.json.decode(self.text, type=TextOptions | None)
         return replace(

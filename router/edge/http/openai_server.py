@@ -217,8 +217,8 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
         for name in fields:
             if name not in OPTIONS and OPTION.match(name):
                 raise BadRequest(
-                    f"{name} is not an option of this API. Its own options are no_cache, and "
-                    '"rolegate": {"index": […], "filter": {…}}, which chooses indexes and '
+                    f"{name} is not an option of this API. The options of rolegate are no_cache, "
+                    'and "rolegate": {"index": […], "filter": {…}}, which chooses indexes and '
                     "documents. For other options, use gRPC or the Python client."
                 )
         return msgspec.json.decode(body, type=kind).as_chat()

@@ -141,5 +141,5 @@ def number(text: str) -> int:
     most nine digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise BadRequest(f"{text[:20]!r} is not a number of a row, column or agent.")
+        raise BadRequest(f"{text[:20]!r} is not the number of a row, column or agent.")
     return int(text)

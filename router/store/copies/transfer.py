@@ -62,8 +62,8 @@ def export_rows(connection: Connection, file: Path, progress: Progress) -> int:
     begin_snapshot(connection)
     if (revision := revision_of(connection)) != REVISION:
         raise BadConfig(
-            f"server.store: has revision {revision}, and this release exports revision {REVISION}; "
-            "run `rolegate store upgrade`, or export with the release that has upgraded it."
+            f"server.store: has revision {revision}, but this release exports {REVISION}; run "
+            "`rolegate store upgrade`, or export with the release that upgraded the store."
         )
 
     count = 0
@@ -102,8 +102,8 @@ def import_rows(connection: Connection, file: Path, progress: Progress) -> int:
     except (*JSON_ERRORS, DataError, IntegrityError) as error:
         reason = getattr(error, "orig", error)
         raise BadConfig(
-            f"{file}: is no whole export of a store (after row {count}: {reason}), and nothing was "
-            "imported; export the store again with `rolegate store export`."
+            f"{file}: is not a complete export of a store (after row {count}: {reason}). Nothing "
+            "was imported; export the store again with `rolegate store export`."
         ) from error
     _continue(connection)
     return count

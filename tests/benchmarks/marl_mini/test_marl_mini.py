@@ -42,5 +42,5 @@ def test_reward_rises_and_the_curves_are_drawn(tmp_path: Path) -> None:
 
 
 def test_an_unknown_variant_is_refused() -> None:
-    with pytest.raises(BadRequest, match=r"there is no such variant; there are: Eq\. 1"):
+    with pytest.raises(BadRequest, match=r"unknown variant; the variants are: Eq\. 1"):
         command.measure(command.Options(only=("Eq. 9",)))

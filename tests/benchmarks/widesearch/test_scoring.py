@@ -100,7 +100,7 @@ async def test_a_missing_or_extra_column_scores_zero_officially() -> None:
         scores = await scored(scored_task, response)
         assert (values(scores), scores.why) == (
             (0,) * 7,
-            f"its columns are {why}, and those of the task are name, year",
+            f"its columns are {why}, but the task's columns are name, year",
         )
     assert await scored(scored_task, extra, "strict") == WHOLE
     # Items: two names of two names, and of six cells.

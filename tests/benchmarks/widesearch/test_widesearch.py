@@ -119,7 +119,7 @@ def test_runs_are_averaged_by_task(
         ),
         (
             "--runs 1 --address localhost:9 --no-judge --ray local",
-            "--ray: spreads wide_written and wide_single only; give --topology, or leave it out.",
+            "--ray: works only with the topologies wide_written and wide_single; leave --ray out.",
         ),
         (
             "--runs 1 --responses nowhere.jsonl --no-judge",
@@ -152,8 +152,8 @@ def test_unreadable_tasks_are_refused(folder: Path) -> None:
     tasks = folder / "tasks.jsonl"
     originals = gold.read_bytes(), tasks.read_text("utf-8")
     for content, why in (
-        (b"name\nAda", "has no rows under year; add them"),
-        (b"name,year", "has no rows under name, year"),
+        (b"name\nAda", "has no values in year"),
+        (b"name,year", "has no values in name, year"),
         (b'name,year\n"Ada,1', r"cannot be read \(.*EOF inside string"),
         (b"\xff", r"cannot be read \('utf-8"),
     ):

@@ -104,7 +104,7 @@ async def test_one_adapter_serves_both_roles_of_a_base_model(
     assert first == pytest.approx(0, abs=1e-6)
     assert last > 1e-6
     status, output = await reinforce("--executor", shared, out="other")
-    assert (status, "name the same start for both" in output) == (1, True)
+    assert (status, "give both options the same value" in output) == (1, True)
 
 
 async def test_a_finished_training_can_be_continued(

@@ -274,5 +274,5 @@ async def test_a_stopped_server_is_named_with_its_cause_also_while_no_calls_are_
     assert errors[0].startswith(f"answer at {url}: model {MODEL!r}: ConnectError: cannot connect")
     assert errors[0].endswith(advice)
     assert errors[-1].startswith(errors[0])
-    assert "no calls are made for" in errors[-1]
-    assert errors[-1].endswith(" s; try again then")
+    assert "sends no calls to this endpoint for" in errors[-1]
+    assert errors[-1].endswith(" s; try again after that")

@@ -253,7 +253,7 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         (
             "UpdateKey",
             {"update_mask": FieldMask(paths=["label"])},
-            "update_mask: 'label' is no setting; the settings are requests_per_minute, tokens",
+            "update_mask: 'label' is not a setting; the settings are requests_per_minute, tokens",
         ),
         (
             "UpdateKey",
@@ -271,7 +271,7 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         (
             "UpdateTenant",
             {"tenant": pb.Tenant(name="default"), "update_mask": FieldMask(paths=["name"])},
-            "update_mask: 'name' is no setting; the settings are tokens_per_day",
+            "update_mask: 'name' is not a setting; the settings are tokens_per_day",
         ),
     ],
 )

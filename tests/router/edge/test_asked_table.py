@@ -167,13 +167,13 @@ def _read(question: str) -> None:
 @pytest.mark.parametrize(
     ("columns", "refusal"),
     [
-        ("a," * 500_000, "the list is longer than 40,000"),
-        ("," * 1_000_000, "the list is longer than 40,000"),
+        ("a," * 500_000, "the list of columns is longer than 40,000"),
+        ("," * 1_000_000, "the list of columns is longer than 40,000"),
         ("," * 39_000, "39001 columns given, at most 64"),
-        (["a"] * 250_000, "the list is longer than 40,000"),
+        (["a"] * 250_000, "the list of columns is longer than 40,000"),
         ([""] * 250_000, "250000 columns given, at most 64"),
-        (["a" * 1000] * 64, "the list is longer than 40,000"),
-        (f"city*,b:{'x|' * 400_000}", "the list is longer than 40,000"),
+        (["a" * 1000] * 64, "the list of columns is longer than 40,000"),
+        (f"city*,b:{'x|' * 400_000}", "the list of columns is longer than 40,000"),
     ],
     ids=["many", "commas", "fewer commas", "list", "empty list", "long list", "choices"],
 )

@@ -394,8 +394,8 @@ async def test_unknown_tokens_are_null() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"messages": []}, "no message of role `user`"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "no message of role `user`"),
+        ({"messages": []}, "no message with the role `user`"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "no message with the role `user`"),
         (
             {"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[1].content[0] is of type",
@@ -405,7 +405,7 @@ async def test_unknown_tokens_are_null() -> None:
         ({"messages": "Who?"}, "`$.messages`"),
         ({"model": None}, "`$.model`"),
         ({"n": 2}, "n must be 1, got 2"),
-        ({"tool_choice": "required"}, "tool_choice demands a call of a tool"),
+        ({"tool_choice": "required"}, "tool_choice requires a tool call"),
         ({"response_format": {"type": "json_object"}}, "The format 'json_object' is not supported"),
         ({"rolegate": {"index": "x"}}, "`$.rolegate.index`"),
         ({"rolegate": {"indexes": []}}, "unknown field `indexes`"),
@@ -426,7 +426,7 @@ async def test_unknown_tokens_are_null() -> None:
         ),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tool_choice demands a call of a tool",
+            "tool_choice requires a tool call",
         ),
     ],
 )

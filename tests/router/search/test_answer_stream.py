@@ -163,7 +163,7 @@ def test_text_that_was_sent_cannot_be_taken_back() -> None:
     text = AnswerText()
     assert text.take(AnswerDelta(0, "Michael Mann")) == "Michael Man"
     assert text.take(AnswerDelta(3, "hel")) == ""
-    with pytest.raises(UpstreamUnavailable, match="wrote another one; ask again"):
+    with pytest.raises(UpstreamUnavailable, match="wrote a different answer; ask again"):
         text.rest("Michel")
 
 

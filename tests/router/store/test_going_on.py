@@ -387,12 +387,12 @@ async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
             run = await second.answer("", RequestOptions(resume=run_id))
             tried = run.id if what == "finished" else run_id
         messages = {
-            "index": "changed since it began: index",
+            "index": "changed since the run began: index",
             "unknown": "no such run",
-            "finished": "of kind answer and finished",
+            "finished": "its kind is answer, its status finished",
         }
         with pytest.raises(
-            (BadRequest, NotFound), match=messages.get(what, "interrupted; .* can be resumed")
+            (BadRequest, NotFound), match=messages.get(what, "interrupted. .* can be resumed")
         ):
             await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):

@@ -372,7 +372,7 @@ async def test_the_condenser_is_probed(live: Live) -> None:
     )
 
 
-SLOW = "no answer within 0.5 s; if it is still loading, allow more with --timeout"
+SLOW = "no answer within 0.5 s; if the model is still loading, raise --timeout"
 PROTOCOL = "the model followed its role's protocol in {} turns"
 
 

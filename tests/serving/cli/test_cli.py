@@ -581,7 +581,7 @@ def test_given_paths_are_refused_together_with_an_index_of_the_config(
     out = str(tmp_path / "index")
     assert main(["index", "build", str(tmp_path), "--out", out, "--index", "contracts"]) == 1
 
-    assert "--index: PATHS are written to the folder --out" in capsys.readouterr().err
+    assert "--index: cannot be combined with PATHS" in capsys.readouterr().err
     assert not Path(out).exists()
 
 

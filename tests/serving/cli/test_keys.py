@@ -145,7 +145,7 @@ def test_a_key_is_rotated_and_expires(commands: Commands) -> None:
     assert expiring["revoked_at"] == pytest.approx(new["created_at"] + 86400, abs=60)
     assert commands.read(f"keys expire {new['key_id']} --never")["revoked_at"] is None
     _, err = commands.run(f"keys expire {new['key_id']}", status=1)
-    assert err == "rolegate: keys expire: give --after or --never.\n"
+    assert err == "rolegate: keys expire: no time is given; give --after or --never.\n"
 
 
 @pytest.mark.parametrize(

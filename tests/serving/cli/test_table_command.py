@@ -57,7 +57,10 @@ def test_excluded_rows_are_shown_on_request(rolegate: Rolegate, gateway: str) ->
 @pytest.mark.parametrize(
     ("condition", "message"),
     [
-        ("founded 1000", "'founded 1000' is no condition; write `founded after 1990`"),
+        (
+            "founded 1000",
+            "'founded 1000' is not a condition; write a condition such as `founded after 1990`",
+        ),
         ("founded after Ana", "'founded' of type integer cannot be compared with 'Ana' by after"),
         ("founded:era after 1", "must be one of text, integer"),
         ("Is it there?", "name the row in it by {city}"),
@@ -134,7 +137,7 @@ def test_choices_must_be_written(rolegate: Rolegate) -> None:
     """The error shows how, before a gateway is needed."""
     ended = rolegate("table", QUESTION, "--columns", "city*, size:choice")
     assert ended.status == 1
-    assert "column 'size': a choice without choices; write them, as" in ended.err
+    assert "column 'size': the type choice needs choices, as" in ended.err
 
 
 def test_known_rows_are_read_from_a_file(rolegate: Rolegate, gateway: str, tmp_path: Path) -> None:
@@ -168,7 +171,7 @@ def test_impossible_tables_are_refused(
             ("--columns", "a*", "--out", tmp_path / "none" / "t.csv"),
             "does not exist; create it first",
         ),
-        (("--columns", "a"), "no column is a key, which tells rows apart"),
+        (("--columns", "a"), "there is no key column to tell rows apart"),
     ):
         ended = rolegate("table", QUESTION, "--address", dead, *options)
         assert ended.status in (1, 2)

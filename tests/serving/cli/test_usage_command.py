@@ -233,7 +233,7 @@ def test_moments_may_be_days_or_hours_ago(text: str, ago: timedelta) -> None:
         (["--since", "yesterday"], "'yesterday' is not a time"),
         (["--since", "99999999999d"], "'99999999999d' is not a time"),
         (["--since", "0001-01-01T00:00+01:00"], "'0001-01-01T00:00+01:00' is not a time"),
-        (["--by", "role", "colour"], "'colour' is none of tenant, role, model, version"),
+        (["--by", "role", "colour"], "'colour' is unknown; use tenant, role, model, version"),
         (["--address", "127.0.0.1:1"], "no gateway answers at 127.0.0.1:1"),
         (
             ["--certificate", "/nowhere.pem"],

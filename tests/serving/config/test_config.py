@@ -67,7 +67,7 @@ def test_every_shipped_preset_loads(name: str) -> None:
 def test_an_unknown_preset_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         BadConfig,
-        match=r"^preset 'maxi': unknown; there are: hosted, local, mini, one-gpu, paper\.$",
+        match=r"^preset 'maxi': unknown; the presets are: hosted, local, mini, one-gpu, paper\.$",
     ):
         preset("maxi")
 
@@ -150,8 +150,11 @@ def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
             f"roles.delegation.base_url: {problem}",
         )
         for url, problem in (
-            ("http://a/v1?api_key=sesame", "contains a ? or #; leave out what follows the path."),
-            ("http://a/v1#sesame", "contains a ? or #; leave out what follows the path."),
+            (
+                "http://a/v1?api_key=sesame",
+                "contains a ? or #; leave out everything after the path.",
+            ),
+            ("http://a/v1#sesame", "contains a ? or #; leave out everything after the path."),
             ("ftp://me:sesame@a/v1", "must be http:// or https:// and a host, like http://127"),
             ("http://", "must be http:// or https:// and a host, like http://127"),
         )
@@ -261,7 +264,10 @@ def test_a_wrong_key_or_type_is_named_at_any_depth(tmp_path: Path, text: str, me
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("flat", "'flat' is not supported; write Flat, or a factory of FAISS such as HNSW32,SQ8"),
+        (
+            "flat",
+            "'flat' is not supported; write Flat, or an index factory string of FAISS such as",
+        ),
         ("HNSW32", "'HNSW32' is not supported"),
         ("IVF0,SQ8", "'IVF0,SQ8' is not supported"),
         ("IVF4096,PQ50", "the number after PQ must divide the dimension of the embedder, 384."),
@@ -363,7 +369,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables("[engines.b]\npath = './absent'"),
-            "engines.b.path: {folder}/absent holds no config.json; it must be a model's folder.",
+            "engines.b.path: {folder}/absent contains no config.json; name the folder of a model.",
         ),
         (
             GOOD.replace('base_url = "http://127.0.0.1:1/v1"', 'engine = "b"', 1),
@@ -466,7 +472,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         (
             with_tables("[versions]\nstart = 'executor-000001'"),
             (
-                "versions.start: {folder}/executor-000001 holds no manifest.json; name the "
+                "versions.start: {folder}/executor-000001 contains no manifest.json; name the "
                 "folder of a published version."
             ),
         ),

@@ -227,7 +227,7 @@ def test_a_message_has_its_headers_its_text_and_its_attachments(tmp_path: Path) 
         ("On paper.", f"{inner}, attachment x.pdf, page 1"),
     ]
     assert "attachment x.gif: its kind is not read" in unread(path)
-    assert "attachment bad.pdf: damaged, or no PDF" in unread(path)
+    assert "attachment bad.pdf: damaged, or not a PDF" in unread(path)
     assert str(Path("/tmp")) not in unread(path)
 
 

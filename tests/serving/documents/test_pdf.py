@@ -54,7 +54,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, share: float) -> None:
     """It is not read in part."""
     content = (FILES / "lighthouse.pdf").read_bytes()
     (tmp_path / "cut.pdf").write_bytes(content[: int(len(content) * share)])
-    with pytest.raises(BadDocument, match=r"cut\.pdf: damaged, or no PDF"):
+    with pytest.raises(BadDocument, match=r"cut\.pdf: damaged, or not a PDF"):
         read(tmp_path / "cut.pdf")
 
 

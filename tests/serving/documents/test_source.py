@@ -96,7 +96,8 @@ def test_other_links_are_not_followed(docs: Path, tmp_path: Path) -> None:
     left = [link.partition(":")[0].removeprefix(f"{docs}/") for link in sources.links]
     assert left == ["a.txt", "b.txt", "c.txt", "sub/folder", "sub/loop", "sub/self"]
     with pytest.raises(
-        BadDocument, match=rf"nothing here that can be read; .*\. {outside}/more: a link to no file"
+        BadDocument,
+        match=rf"contains no file of a supported kind; .*\. {outside}/more: a link to no file",
     ):
         (outside / "key.txt").unlink()
         (outside / "more").symlink_to(docs)
@@ -109,7 +110,8 @@ def test_two_files_of_one_name_are_refused(docs: Path, tmp_path: Path) -> None:
     other.mkdir(parents=True)
     (other / "b.md").write_text("another")
     with pytest.raises(
-        BadDocument, match=rf"^{other}/b\.md and {docs}/b\.md: both would be known as 'docs/b\.md'"
+        BadDocument,
+        match=rf"^{other}/b\.md and {docs}/b\.md: both would have the name 'docs/b\.md'",
     ):
         find_sources([docs, other])
 
@@ -120,8 +122,8 @@ def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> Non
     (tmp_path / "empty" / "picture.gif").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for place, message in (
-        ("empty", r"empty: nothing here that can be read; .*\.pdf"),
-        ("pipe", "nothing here"),
+        ("empty", r"empty: contains no file of a supported kind; .*\.pdf"),
+        ("pipe", "no file of a supported kind"),
         ("absent", "absent: there is no such file or folder; correct"),
     ):
         with pytest.raises(BadDocument, match=message):

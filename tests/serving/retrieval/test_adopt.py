@@ -94,11 +94,11 @@ def test_files_that_do_not_belong_together_are_refused(
     broken = flat(tmp_path / "nan.faiss", np.full((5, 384), np.nan, dtype=np.float32))
     for file, rows, message in (
         (animals_file, fewer, "contains 5 vectors, but the corpus has 4 rows"),
-        (animals_file, order, "computes other vectors for the rows"),
+        (animals_file, order, "computes different vectors for the rows"),
         (animals_file, folder, "contains 2 files; give the path"),
         (fewer, fewer, "FAISS cannot read the file"),
         (small, corpus, "dimension 8, but the embedder all-MiniLM.* dimension 384"),
-        (broken, corpus, "computes other vectors"),
+        (broken, corpus, "computes different vectors"),
     ):
         with pytest.raises(BadIndex, match=message):
             adopt_index(file, rows, tmp_path / "index", embedder)

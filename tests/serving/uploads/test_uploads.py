@@ -157,7 +157,7 @@ async def test_a_hostile_name_is_refused(world: World, client: AsyncClient) -> N
 
 
 async def test_a_kind_that_is_not_read_is_refused(client: AsyncClient) -> None:
-    kinds = r"not a kind that can be read; these can: .*\.pdf.*\(images with the extra `ocr`\)"
+    kinds = r"kind cannot be read; supported kinds: .*\.pdf.*\(images with the extra `ocr`\)"
     for name in ("setup.exe", "movie.mp4", "archive.zip", "report.pdf.gz"):
         with pytest.raises(GatewayError, match=kinds):
             await client.upload(b"x", name)
@@ -208,7 +208,7 @@ async def test_without_a_folder_the_error_says_what_to_set(tmp_path: Path) -> No
         world.running(),
         world.client("operator") as operator,
     ):
-        with pytest.raises(GatewayError, match=r"uploads\.folder: .* set the key") as caught:
+        with pytest.raises(GatewayError, match=r"uploads\.folder: .* set this key") as caught:
             await operator.upload(archive("Amaranth"), "a.txt")
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
         with pytest.raises(GatewayError, match="index 'uploads': there is no such index") as absent:
@@ -278,7 +278,7 @@ async def test_a_file_of_two_gigabytes_is_refused(tmp_path: Path) -> None:
             with Client(caller.address, api_key=caller.key) as client:
                 client.upload(tmp_path / "huge.txt")
 
-        with pytest.raises(GatewayError, match="a document may have 256 MB; split it"):
+        with pytest.raises(GatewayError, match="it has more than 256 MB; split it"):
             await asyncio.to_thread(upload)
         assert [path for path in (tmp_path / "uploads").rglob("*") if path.is_file()] == []
 
