@@ -61,10 +61,6 @@ class Options(harness.Options):
     """
     memory_gb: float = 4.0
     """Value of the config key `retrieval.memory_gb`: max memory of an index, in GiB."""
-    dimension: int | None = None
-    """Map the vectors to this higher number of dimensions, with equal cosines (default: do not map
-    them).
-    """
 
 
 class Measured(Frozen):
@@ -108,9 +104,9 @@ class _Synthetic:
     identity = "synthetic"
     max_tokens = 100_000
 
-    def __init__(self, folder: Path, dimension: int | None) -> None:
-        self._real: Vectors = _turned(np.load(folder / "passages.npy"), dimension)
-        self._queries: Vectors = _turned(np.load(folder / "questions.npy"), dimension)
+    def __init__(self, folder: Path) -> None:
+        self._real: Vectors = np.load(folder / "passages.npy")
+        self._queries: Vectors = np.load(folder / "questions.npy")
         self._query_rows = json.loads((folder / "questions.json").read_text())
         self.dimension = self._real.shape[1]
 
@@ -129,15 +125,6 @@ class _Synthetic:
         vectors[is_new] += _SHIFT * (self._real[others[0]] - self._real[others[1]])
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors
-
-
-def _turned(vectors: Vectors, dimension: int | None) -> Vectors:
-    """Return vectors of `dimension` components with the same cosines."""
-    if dimension is None:
-        return vectors
-    columns = np.random.default_rng(0).standard_normal((dimension, vectors.shape[1]))
-    turned: Vectors = vectors @ np.linalg.qr(columns)[0].T.astype(np.float32)
-    return turned
 
 
 def measure(options: Options) -> Figures:
@@ -185,8 +172,7 @@ def _suited(factory: str, size: int) -> str:
 
 def _measured(options: Options, corpus: Path, size: int, factory: str) -> Measured:
     """Return the measurements of one index, which is built and searched in a child process."""
-    turned = f"-{options.dimension}" if options.dimension else ""
-    file = options.out / f"{size}{turned}-{factory}.json"
+    file = options.out / f"{size}-{factory}.json"
     if not file.exists():
         spawn = multiprocessing.get_context("spawn")
         folder = file.with_suffix("")
@@ -204,7 +190,7 @@ def _measured(options: Options, corpus: Path, size: int, factory: str) -> Measur
 
 def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
     work = options.out
-    embedder = _Synthetic(work, options.dimension)
+    embedder = _Synthetic(work)
     folder = Path(config.index or "")
     began_at: dict[str, float] = {}
     peaks = {"reading": 0.0, "embedding": 0.0, "filling": 0.0}
