@@ -387,9 +387,17 @@ class Assembly:
             looked = sum(row.looked and column.name in row.ask.columns for row in members)
             value = given[at] if given and not column.hidden else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
-            # A key cell without a claim shows the row's key
+            # A key cell without a claim shows the row's key, as the title of a page spells it
             part = next(parts) if column.key else ""
-            cells.append(cell if cell.value else replace(cell, value=part))
+            if column.key and not cell.value:
+                titles = {
+                    canonical(column, cited.title): cited.title
+                    for row_claims in members
+                    for claim in filter(None, row_claims.claims)
+                    for cited in claim.citations
+                }
+                cell = replace(cell, value=titles.get(part, part))
+            cells.append(cell)
 
         asks = dict.fromkeys(row.ask for row in members if row.ask.row is None)
         aliases = dict.fromkeys(row.key for row in members if row.key != home)

@@ -60,14 +60,14 @@ def test_a_discovery_adds_rows_and_fills_set_their_cells() -> None:
 
 
 def test_a_fill_before_its_discovery_adds_its_row_last() -> None:
-    """The row has the key of the fill."""
+    """The row has the key of the fill, spelled as the title of the page."""
     fills = [
         (fill("bel", "founder"), executed("Bo", "Bel: Bo built it.")),
         (discovery(), listed("- Krurou")),
     ]
     assert cells(assemble(SCHEMA, [], fills)) == {
         "Krurou": [("Krurou", "single"), ("", "missing"), ("", "missing")],
-        "bel": [("bel", "missing"), ("Bo", "single"), ("", "missing")],
+        "Bel": [("Bel", "missing"), ("Bo", "single"), ("", "missing")],
     }
 
 
