@@ -152,7 +152,7 @@ class Runtime:
 
     def wide_search(self, executor: Executor) -> WideSearch:
         """Return a search that fills tables, with `executor` and the config's delegator."""
-        return new_wide_search(self.config, self._others, executor)
+        return new_wide_search(self.config, self._others, executor, self.retriever)
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
         """Return the topology `name`, which is `factorized` or `host` (with managers).
@@ -174,7 +174,7 @@ class Runtime:
         executor = self.executor()
         roles = {**self._others, "execution": executor.role(self.context())}
         managers = self._managers if name == "host" else {}
-        return new_tables(self.config, roles, executor, managers)
+        return new_tables(self.config, roles, executor, self.retriever, managers)
 
     @property
     def _managers(self) -> dict[str, Role]:

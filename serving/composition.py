@@ -364,6 +364,7 @@ async def _open_runs(
             config,
             upstream,
             executor,
+            indexes,
             lifecycle=lifecycle,
             trials=executors.trials,
         )
@@ -391,6 +392,7 @@ def _gateway(
     config: Config,
     upstream: _Upstream,
     executor: Executes,
+    indexes: Indexes,
     *,
     lifecycle: RunLifecycle,
     trials: Trials,
@@ -414,17 +416,12 @@ def _gateway(
         "factorized": Topology(new_search(config.search, roles, executor), roles)
     }
     if upstream.managers:
-        topologies["host"] = new_host(
-            config,
-            roles,
-            upstream.managers,
-            executor,
-            with_tools,
-        )
+        topologies["host"] = new_host(config, roles, upstream.managers, executor, with_tools)
     tables, table_roles = new_tables(
         config,
         roles,
         executor,
+        indexes,
         upstream.managers,
         with_tools=with_tools,
     )

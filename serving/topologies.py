@@ -166,42 +166,31 @@ def new_worker(
     own = _with_instructions(own, others)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
-    agent = Agent(
-        own,
-        retriever,
-        long,
-        EXECUTOR_OF_TABLES,
-        tools,
-    )
-    return Executor(
-        role,
-        retriever,
-        limits,
-        forms={TABLE_FORM: agent},
-        tools=tools,
-    )
+    agent = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
+    return Executor(role, retriever, limits, forms={TABLE_FORM: agent}, tools=tools)
 
 
 def new_wide_search(
     config: Config,
     roles: Mapping[RoleName, Role],
     executor: Executes,
+    searched: IndexRetriever | Indexes,
     managers: Managers | None = None,
 ) -> WideSearch:
-    """Return the search that fills tables. `managers`: the managers between the delegator and the
-    executors; None if the delegator leads the executors itself.
+    """Return the search that fills tables. `searched`: the indexes to search for values of
+    conditions, or the only index. `managers`: the managers between the delegator and the executors;
+    None if the delegator leads the executors itself.
     """
     role = _in_tables(roles["delegation"], config.roles.table_delegation)
-    early = config.search.early_dispatch
     role = _with_managers(config, role) if managers else role
     lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
-    names = managers.names if managers else ()
     return WideSearch(
         lead,
         managers or executor,
         config.table,
-        early_dispatch=early,
-        managers=names,
+        early_dispatch=config.search.early_dispatch,
+        managers=managers.names if managers else (),
+        indexes=Indexes.of(searched),
     )
 
 
@@ -209,13 +198,14 @@ def new_tables(
     config: Config,
     roles: Mapping[RoleName, Role],
     executor: Executes,
+    searched: IndexRetriever | Indexes,
     managing: Mapping[str, Role] = {},
     *,
     with_tools: Mapping[str, Executes] = {},
 ) -> tuple[WideSearch, dict[str, Role]]:
-    """Return the search that fills tables, and its roles by name. `managing`: the managers' roles
-    by name; empty to fill tables without managers. `with_tools`: the executors for managers with
-    tools, by manager.
+    """Return the search that fills tables, and its roles by name. `searched`: as for
+    `new_wide_search`. `managing`: the managers' roles by name; empty to fill tables without
+    managers. `with_tools`: the executors for managers with tools, by manager.
     """
     in_tables = (PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
@@ -233,7 +223,7 @@ def new_tables(
         if managing
         else None
     )
-    wide = new_wide_search(config, roles, executor, managers)
+    wide = new_wide_search(config, roles, executor, searched, managers)
     execution = _in_tables(roles["execution"], config.roles.table_execution)
     return wide, {
         "delegation": wide.delegator.role,

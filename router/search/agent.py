@@ -357,17 +357,15 @@ class Agent:
         context: RunContext,
     ) -> SearchRecord:
         assert self._indexes is not None
-        before = context.passages_before
-        top_k = before + self.limits.top_k
         booking = BOOKING.set(Booking(context.ledger, index))
         try:
-            (passages,) = await self._indexes.search(context.scope, [query], top_k)
+            (passages,) = await self._indexes.search(context.scope, [query], self.limits.top_k)
         finally:
             BOOKING.reset(booking)
         chars = self.limits.passage_chars
         return SearchRecord(
             query,
-            tuple(passage.within(chars) for passage in passages[before:]),
+            tuple(passage.within(chars) for passage in passages),
             ignored,
             reranking=passages.reranking if isinstance(passages, Reranked) else UNSET,
         )

@@ -81,8 +81,6 @@ class RunContext:
     """Name of the manager that a sub-query is for; empty for the default manager, or without
     managers.
     """
-    passages_before: int = 0
-    """Number of best-ranked passages that each search leaves out."""
     style: AnswerStyle = DEFAULT_STYLE
     """Style of the answer."""
     streamed: bool = False

@@ -26,18 +26,19 @@ import asyncio
 import dataclasses
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from math import inf
 from typing import Annotated, Any
 
-from msgspec import UNSET, Meta
+from msgspec import Meta
 from msgspec.structs import replace
 
 from router.background import in_worker, loop_time, task_group
 from router.errors import BadRequest, BudgetExhausted, UpstreamError
 from router.frozen import Frozen
-from router.protocol import NO_EVIDENCE
+from router.protocol import NO_EVIDENCE, Passage
 from router.protocol.decision import Dispatch
 from router.protocol.sub_queries import normal_question
 from router.protocol.tags import Malformed
@@ -46,11 +47,13 @@ from router.search.context import Reporting
 from router.search.delegator import with_user_turn
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
+from router.search.indexes import Indexes
+from router.search.retrieval import BOOKING, Booking
 from router.table import table_delegation
 from router.table.assembly import Assembly, ReportRows, Table, assemble
 from router.table.cell_value import is_mistyped, row_key
 from router.table.conditions import is_doubtful, with_conditions
-from router.table.left_out import MAX_LEFT_OUT, left_out, named_with_values
+from router.table.left_out import MAX_LEFT_OUT, left_out, named_with_values, values_of
 from router.table.schema import checked_rows, checked_schema, question
 from router.table.table_text import parse_table_turn
 from router.trace import Conversation, Execution
@@ -88,10 +91,6 @@ _LARGE = 4_000
 """Max characters of a report that is read on the event loop, which takes less than 50 ms. Longer
 reports are read in a thread.
 """
-_MAX_BARREN = 2
-"""Number of successive attempts without new rows after which a discovery is not asked again with
-further passages.
-"""
 _ROW_CHARS = 100
 """Characters that take as much time to read as one row."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -118,12 +117,9 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Max cells of a row that one executor looks up; 0 for all cells that are wanted."""
     max_rows: _Count = 2000
     """Max rows of a table."""
-    discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 0
-    """Max passages from which one question for rows is answered. If this is more than
-    `search.top_k`, the question is asked again with the next `search.top_k` passages of its search,
-    and so on, until no new row is found twice in succession. Each repetition costs the work of one
-    executor. 0 means only the first passages. Tables should then have conditions, because passages
-    of lower rank also name things that are not rows.
+    discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 50
+    """Number of passages that are searched for each value of a condition alone, such as "Vorland",
+    to find names for `ask_left_out`. No model reads these passages. 0 for no such search.
     """
     ask_left_out: bool = True
     """Whether the table's conditions are also checked for names that no report gave: names that a
@@ -232,6 +228,8 @@ class WideSearch:
     """Names of the managers, if `executor` consists of managers. Repeated asks for a cell go to the
     managers in turn.
     """
+    indexes: Indexes | None = None
+    """The indexes in which the bare values of conditions are searched; None for no such search."""
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
         """Fill the table of a checked request, and return the run's result.
@@ -254,12 +252,7 @@ class WideSearch:
 class _Filling:
     """State of the filling of one table."""
 
-    def __init__(
-        self,
-        search: WideSearch,
-        request: TableRequest,
-        context: RunContext,
-    ) -> None:
+    def __init__(self, search: WideSearch, request: TableRequest, context: RunContext) -> None:
         self._search = search
         self._request = request
         self._limits = search.limits
@@ -281,14 +274,8 @@ class _Filling:
         """
         self._not_dispatched: tuple[str, ...] = ()
         """Questions of the delegator's last turn that exceeded the limit."""
-        self._listed = defaultdict[int, dict[RowKey, int]](dict)
-        """The rows that each discovery has found, by the discovery's number: their keys, each with
-        the `passages_before` of the first ask that found it.
-        """
-        self._tries = Counter[tuple[int, int]]()
-        """Number of attempts, by discovery and `passages_before`."""
-        self._barren = Counter[int]()
-        """Number of successive attempts without new rows, by discovery."""
+        self._listed = defaultdict[int, list[RowKey]](list)
+        """The keys of the rows that each discovery has found, by the discovery's number."""
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
         }
@@ -309,6 +296,8 @@ class _Filling:
         """Number of executors that looked for each cell without failing, by row and column."""
         self._left_out = set[RowKey]()
         """Keys of names that no report gave (`left_out.py`), which are checked by conditions."""
+        self._about: list[Passage] = []
+        """Passages found by searching for the values of conditions alone. No model sees them."""
         self._steps: dict[RowKey, list[list[str]]] = {}
         """The columns that are still to be asked for in each row, one step after the other: first
         the column of each condition, then all others.
@@ -527,11 +516,8 @@ class _Filling:
 
     async def _work(self, number: int, ask: Ask) -> Execution:
         """Run one executor on an ask. `number`: the number of the sub-query."""
-        context = dataclasses.replace(
-            self._context, manager=ask.manager, passages_before=ask.passages_before
-        )
-        # Not another run's report: for a second opinion, or about the passages of another rank
-        if ask.kind == "settle" or ask.passages_before:
+        context = dataclasses.replace(self._context, manager=ask.manager)
+        if ask.kind == "settle":  # a second opinion is no other run's report
             context = dataclasses.replace(context, sharing=False)
         execution = await self._search.executor.run(self._text(ask), number, context)
         context.on_event(Reported(number, execution))
@@ -545,13 +531,7 @@ class _Filling:
         number = self._numbers[ask]
         self._context.ledger.asked(number, ask)
         self._context.on_event(
-            SubQueryDispatched(
-                number,
-                self._round,
-                self._text(ask),
-                ask,
-                ask.manager,
-            )
+            SubQueryDispatched(number, self._round, self._text(ask), ask, ask.manager)
         )
         return number
 
@@ -565,8 +545,7 @@ class _Filling:
         if len(self._schema.keys) > 1:
             columns = ", ".join(column.name for column in self._schema.keys)
             text += f"\nIn a table with the columns {columns}."
-        found = self._listed[ask.discovery].items()
-        if listed := [key for key, before in found if before == ask.passages_before]:
+        if listed := self._listed[ask.discovery]:
             text += (
                 f"\nOther than: {'; '.join(', '.join(self._shown_keys[key]) for key in listed)}."
             )
@@ -603,45 +582,30 @@ class _Filling:
         if not self._ask(ask.row, lacking, execution.report.escalate_to):
             self._fill(ask.row)
 
-    def _take_rows(
-        self,
-        ask: Ask,
-        execution: Execution,
-        reading: ReportRows,
-    ) -> None:
+    def _take_rows(self, ask: Ask, execution: Execution, reading: ReportRows) -> None:
         """Note the rows that a discovery found. Queue the discovery again if its list was cut off,
-        if its executor failed, or if further passages may name more rows.
+        or if its executor failed.
         """
         listed = self._listed[ask.discovery]
-        before = ask.passages_before
         new = [row.key for row in reading.rows if row.key not in listed]
-        listed |= dict.fromkeys(new, before)
+        listed += dict.fromkeys(new)
         for found in reading.rows:
             values = ["" if claim is None else claim.value for claim in found.claims]
             self._shown_keys.setdefault(found.key, self._key_values(values))
 
         max_tries = 0
-        self._tries[ask.discovery, before] += 1
         if new and (reading.lost or self._limits.verify_lists):
             # The list was cut off, or may lack names, so ask for further rows. That does the work
             # of another turn of the delegator, so the limit on turns applies.
             max_tries = self._limits.max_rounds
         elif not execution.looked:
             max_tries = 2 * self._limits.asks_per_cell
-        attempt = ask.attempt + 1
-        if self._tries[ask.discovery, before] < max_tries:
+        if ask.attempt < max_tries:
+            attempt = ask.attempt + 1
             manager = ask.manager
             if execution.failed:
                 manager = self._manager(attempt, execution.report.escalate_to)
             self._put(replace(ask, attempt=attempt, manager=manager))
-            return
-
-        self._barren[ask.discovery] = 0 if new else self._barren[ask.discovery] + 1
-        shown = [len(search.shown) for search in execution.every_search if search.call is UNSET]
-        before += min(shown, default=0)
-        is_further = ask.passages_before < before < self._limits.discovery_passages
-        if is_further and self._barren[ask.discovery] < _MAX_BARREN:
-            self._put(replace(ask, attempt=attempt, passages_before=before))
 
     def _key_values(self, values: Sequence[str]) -> tuple[str, ...]:
         """Return the values of the key columns. `values`: one value for each column."""
@@ -657,12 +621,7 @@ class _Filling:
             return ""
         return wanted if wanted in managers else managers[(attempt - 1) % len(managers)]
 
-    def _ask(
-        self,
-        key: RowKey,
-        columns: Iterable[str],
-        wanted: str = "",
-    ) -> bool:
+    def _ask(self, key: RowKey, columns: Iterable[str], wanted: str = "") -> bool:
         """Queue asks for cells of a row, except for cells that have reached their limit of
         attempts. Return whether any ask was queued.
 
@@ -683,15 +642,7 @@ class _Filling:
         size = self._limits.cells_per_ask or len(self._schema.columns)
         for start in range(0, len(holes), size):
             names = tuple(holes[start : start + size])
-            self._put(
-                Ask(
-                    kind,
-                    names,
-                    key,
-                    attempt=attempt,
-                    manager=manager,
-                )
-            )
+            self._put(Ask(kind, names, key, attempt=attempt, manager=manager))
         return bool(holes)
 
     def _wanted(self, ask: Ask) -> bool:
@@ -763,8 +714,22 @@ class _Filling:
         """
         # By rank, so that which names are asked about does not depend on the order of arrival
         reports = sorted(self._reports, key=lambda pair: pair[0].rank)
+        values = values_of(self._schema)[:MAX_LEFT_OUT]
+        indexes = self._search.indexes
+        count = self._limits.discovery_passages
+        if indexes and values and count and not self._about:
+            BOOKING.set(Booking(self._context.ledger, 0))  # of this task, which has no other search
+            with suppress(UpstreamError):
+                ranked = await indexes.search(self._context.scope, values, count)
+                self._about += chain.from_iterable(ranked)
+        shown = {
+            passage.id: passage
+            for _, execution in reports
+            for search in execution.every_search
+            for passage in search.shown
+        }
         names = await in_worker(
-            lambda: left_out(table, reports) + named_with_values(table, reports)
+            lambda: left_out(table, reports) + named_with_values(table, shown.values(), self._about)
         )
         keys = {row_key(Schema(self._schema.keys), [name]): name for name in names}
         new = [key for key in keys if key not in self._shown_keys]
@@ -783,7 +748,8 @@ class _Filling:
         name the same row, which joins their values.
         """
         table = await in_worker(self._assembly.table)
-        if self._limits.ask_left_out and self._schema.conditions and not self._request.closed:
+        may_ask = self._limits.ask_left_out and not self._request.closed
+        if may_ask and self._schema.conditions and len(self._schema.keys) == 1:
             await self._ask_left_out(table)
         for row in table.rows:
             await asyncio.sleep(0)

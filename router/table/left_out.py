@@ -3,14 +3,16 @@ out.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
 
 from router.folding import fold, sought
+from router.protocol import Passage
 from router.table.assembly import Table
 from router.trace import Execution
-from router.trace.table import Ask
+from router.trace.table import Ask, Schema
 
 MAX_LEFT_OUT = 100
 """Max names that are returned, and that are checked in a run."""
@@ -18,6 +20,7 @@ _MAX_NAME = 80
 _KNOWN = 2
 """Max characters of a name, and min names of rows in a list whose other names are returned."""
 _NUMBERED = re.compile(r"^[ \t(]{0,8}\d{1,4}[.)][ \t]", re.MULTILINE)
+_DIGITS = re.compile(r"\d+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？]")
 _ITEM = re.compile(r"[,;:、，；：\n]|\s(?:and|or|et|und|y)\s")
 _MARK = re.compile(r"[-*+•–|\s]*(?:(?:and|or|et|und|y)\s)?")
@@ -58,43 +61,50 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
     return tuple(islice(found.values(), MAX_LEFT_OUT))
 
 
-def named_with_values(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
-    """Return the names that are in no row, from passages that contain the value of a condition: the
-    names in a passage's lists, and the passage's title if one sentence contains both the title and
-    the value. Only the operators `equals` and `one_of` on text columns are considered.
-
-    The caller must check each name, because few names may meet the condition.
-    """
-    values = {
-        sought(value)
-        for condition in table.schema.conditions
+def values_of(schema: Schema) -> list[str]:
+    """Return the values of the conditions by which `named_with_values` finds names."""
+    return [
+        value
+        for condition in schema.conditions
         if condition.operator in ("equals", "one_of")
         and condition.column.type == "text"
         and not condition.column.key
         for value in condition.values
-    } - {""}
-    if not values or len(table.schema.keys) != 1:
-        return ()
-    passages = {
-        (passage.title, passage.text): None
-        for _, execution in reports
-        for search in execution.every_search
-        for passage in search.shown
-    }
+    ]
+
+
+def named_with_values(
+    table: Table, passages: Iterable[Passage], searched: Iterable[Passage]
+) -> tuple[str, ...]:
+    """Return names that are in no row of a table with one key column, from passages that contain
+    the value of a condition (`values_of`): the names in the lists of `passages`; and titles of
+    `passages` and `searched`, if a sentence contains the title and the value in the same words as
+    another sentence contains a row's name and a value, such as "… is based in …".
+
+    The caller must check each name, because few names may meet the condition.
+    """
+    values = set(map(sought, values_of(table.schema))) - {""}
+    names = _names(table)
     found: dict[str, str] = {}
-    for title, text in passages:
-        folded = fold(text)
-        if any(value in folded for value in values):
-            for (_, first), *rest in _lists(text):
+    for passage in passages:
+        if any(value in fold(passage.text) for value in values):
+            for (_, first), *rest in _lists(passage.text):
                 name = _ending_name(first)
                 for item, written in ((sought(name), name), *rest):
                     found.setdefault(item, written)
-            name = sought(title)
-            sentences = map(fold, _SENTENCE.split(text))
-            # Not a title such as "List of cities"
-            if any(name in each and any(value in each for value in values) for each in sentences):
-                found.setdefault(name, title)
-    names = _names(table)
+
+    titles = defaultdict[str, dict[str, str]](dict)
+    for passage in (*passages, *searched):
+        name = sought(passage.title) or "\n"
+        for sentence in map(sought, _SENTENCE.split(passage.text)):
+            for value in values:
+                words = sentence.replace(name, "NAME").replace(value, "VALUE")
+                words = _DIGITS.sub("0", words)
+                if "NAME" in words and "VALUE" in words:
+                    titles[words][name] = passage.title
+    for alike in titles.values():
+        if names & alike.keys():
+            found |= alike
     new = (
         written
         for item, written in found.items()

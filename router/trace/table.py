@@ -100,10 +100,6 @@ class Ask(Frozen, gc=False):
     """
     manager: str = ""
     """Name of the manager that works on the ask; empty if there are no managers."""
-    passages_before: int = 0
-    """Number of best-ranked passages that each search leaves out, because these passages were shown
-    to executors of earlier attempts.
-    """
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -201,9 +197,9 @@ class Row(Frozen, gc=False):
 
     @property
     def excluded(self) -> bool:
-        """True if the row is not in the table, because it contradicts a condition, or because it
-        does not meet all conditions and no discovery names it from the first passages of a search.
+        """True if the row is not in the table: because it contradicts a condition, or because it
+        does not meet all, and no discovery names it.
         """
         states = {check.state for check in self.checks}
-        is_far = not self.given and all(ask.passages_before for ask in self.found_by)
-        return "contradicted" in states or (is_far and "not_checked" in states)
+        is_named = self.given or self.found_by
+        return "contradicted" in states or ("not_checked" in states and not is_named)

@@ -184,10 +184,9 @@ def test_roles_of_tables_differ_in_prompts_and_output_limits_only(tmp_path: Path
         name: Role(name, ScriptedModel([], name), "do", Sampling(9), fallbacks=(stand_in,))
         for name in ROLE_NAMES
     }
-    nothing = FixedRetriever({})
-    _, topology = new_tables(
-        config, roles, Executor(roles["execution"], Unfiltered(nothing), ExecutorLimits())
-    )
+    nothing = Unfiltered(FixedRetriever({}))
+    executor = Executor(roles["execution"], nothing, ExecutorLimits())
+    _, topology = new_tables(config, roles, executor, nothing)
     delegation = topology["delegation"]
     execution = topology["execution"]
     assert (delegation.sampling.max_tokens, execution.sampling.max_tokens) == (9, 99)

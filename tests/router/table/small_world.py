@@ -21,6 +21,7 @@ from router.runs.live import LiveRuns
 from router.search import Answerer, Delegator, Executor, FactorizedSearch, ReportCache, Topology
 from router.search.agent import Agent, ExecutorLimits
 from router.search.executor import Executes
+from router.search.indexes import Indexes
 from router.search.managers import Managers
 from router.store import Database, LogJournal, SQLArchive
 from router.table import TableLimits, TableRequest, WideSearch
@@ -249,7 +250,14 @@ async def gateway(
         roles["delegation"], limits.discoveries, STOP, managed=isinstance(outer, Managers)
     )
     names = outer.names if isinstance(outer, Managers) else ()
-    wide = WideSearch(lead_role, outer, limits, early_dispatch=early, managers=names)
+    wide = WideSearch(
+        lead_role,
+        outer,
+        limits,
+        early_dispatch=early,
+        managers=names,
+        indexes=Indexes.of(searched),
+    )
     settings = {name: RoleSetting(name, "0" * 64) for name in roles}
     try:
         async with LogJournal.writing(database) as journal:

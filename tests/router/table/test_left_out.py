@@ -4,13 +4,15 @@ import time
 
 import pytest
 
+from router.protocol import Passage
 from router.table.assembly import assemble
 from router.table.conditions import with_conditions
-from router.table.left_out import MAX_LEFT_OUT, left_out, named_with_values
+from router.table.left_out import MAX_LEFT_OUT, left_out, named_with_values, values_of
 from router.trace.table import Column, Condition, Operator
 from tests.router.table.reports import SCHEMA, discovery, executed, fill
 
 REPORT = "- Krurou\n- Bel"
+OF_BEL = "Bel was founded by Ana Ruiz in 1300."
 
 
 def names(text: str, *others: str) -> tuple[str, ...]:
@@ -70,11 +72,18 @@ def test_their_number_and_the_time_are_bounded() -> None:
     assert times[1] < 4 * times[0]
 
 
-def with_value(value: str, *passages: str, operator: Operator = "equals") -> tuple[str, ...]:
+def with_value(
+    value: str, *passages: str, row: str = OF_BEL, operator: Operator = "equals"
+) -> tuple[str, ...]:
     """Return the names in passages that name a value which the founder must have. Bel is a row."""
     schema = with_conditions(SCHEMA, [Condition(Column("founder"), operator, (value,))])
-    reports = [(discovery(1), executed("- Bel", "Bel: Bel is old.", *passages))]
-    return named_with_values(assemble(schema, [], reports), reports)
+    execution = executed("- Bel", f"Bel: {row}", *passages)
+    table = assemble(schema, [], [(discovery(1), execution)])
+    shown, *others = execution.searches[0].shown
+    found = named_with_values(table, [shown, *others], [])
+    if not any("," in text for text in passages):
+        assert found == named_with_values(table, [shown], others)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -82,18 +91,31 @@ def with_value(value: str, *passages: str, operator: Operator = "equals") -> tup
     [
         ("Cities of Ana Ruiz: Ana Ruiz founded Bel, Tal and Vor Nes.", ["Tal", "Vor Nes"]),
         ("Cities of Ana Ruiz: A list for Ana Ruiz. It has Tal, Bel, Dal.", ["Tal", "Dal"]),
-        ("Krurou: Krurou was founded by Ana Ruiz in 1200.", ["Krurou"]),
-        ("城: 城由Ana Ruiz创立。", ["城"]),
+        ("Krurou: It is old. Krurou was founded by Ana Ruiz in 1200.", ["Krurou"]),
+        ("Krurou: Krurou was sold by Ana Ruiz in 1200.", []),
         ("List of cities of Ana Ruiz: Ana Ruiz founded two cities.", []),
         ("Notes: Its founder is Ana Ruiz.", []),
         ("Annals: These annals are old. Ana Ruiz founded the city told of here.", []),
         ("Register: Bo Lund founded Tal, Bel and Dal.", []),
-        ("Krurou: Krurou was founded by Bo Lund.", []),
+        ("Krurou: Krurou was founded by Bo Lund in 1200.", []),
+        (": Krurou was founded by Ana Ruiz in 1200.", []),
     ],
 )
 def test_names_in_passages_about_the_value_of_a_condition(passage: str, found: list[str]) -> None:
-    """A title is a name where a sentence has it with the value, and it does not name the value."""
+    """A title is a name where a sentence says of it what another one says of a row, and it does not
+    name the value. Titles count in passages that no executor was shown, too.
+    """
     assert [*with_value("Ana Ruiz", passage)] == found
+
+
+def test_titles_in_chinese_are_names() -> None:
+    assert with_value("安娜", "城: 城由安娜创立于1200年。", row="Bel由安娜创立于1300年。") == (
+        "城",
+    )
+
+
+def test_titles_are_no_names_if_no_sentence_is_about_a_row() -> None:
+    assert with_value("Ana Ruiz", f"Krurou: {OF_BEL}", row="Bel is old.") == ()
 
 
 def test_only_conditions_on_the_equality_of_texts_lead_to_names() -> None:
@@ -101,5 +123,21 @@ def test_only_conditions_on_the_equality_of_texts_lead_to_names() -> None:
     assert with_value("Ana Ruiz", passage, operator="one_of") == ("Krurou",)
     assert with_value("Ana Ruiz", passage, operator="contains") == ()
     year = with_conditions(SCHEMA, [Condition(Column("founded"), "equals", ("1200",))])
-    reports = [(discovery(1), executed("- Bel", passage))]
-    assert named_with_values(assemble(year, [], reports), reports) == ()
+    execution = executed("- Bel", f"Bel: {OF_BEL}", passage)
+    table = assemble(year, [], [(discovery(1), execution)])
+    assert named_with_values(table, execution.searches[0].shown, []) == ()
+    assert values_of(year) == []
+
+
+def test_reading_further_passages_takes_linear_time() -> None:
+    """For passages of one long sentence, and of many short ones."""
+    schema = with_conditions(SCHEMA, [Condition(Column("founder"), "one_of", ("Ana", "Bo"))])
+    table = assemble(schema, [], [(discovery(1), executed("- Bel", "Bel: Bel is old."))])
+    for unit in ("Ana and Krurou and ", "Krurou is of Ana. ", "a"):
+        times = []
+        for size in (4_000, 16_000):
+            passages = [Passage("1", "Krurou", unit * size)]
+            began = time.process_time()
+            named_with_values(table, passages, passages)
+            times.append(time.process_time() - began)
+        assert times[1] < 12 * times[0] + 0.05
