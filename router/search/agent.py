@@ -362,10 +362,9 @@ class Agent:
             (passages,) = await self._indexes.search(context.scope, [query], self.limits.top_k)
         finally:
             BOOKING.reset(booking)
-        chars = self.limits.passage_chars
         return SearchRecord(
             query,
-            tuple(passage.within(chars) for passage in passages),
+            tuple(passage.within(self.limits.passage_chars) for passage in passages),
             ignored,
             reranking=passages.reranking if isinstance(passages, Reranked) else UNSET,
         )

@@ -274,7 +274,7 @@ class _Filling:
         """
         self._not_dispatched: tuple[str, ...] = ()
         """Questions of the delegator's last turn that exceeded the limit."""
-        self._listed = defaultdict[int, list[RowKey]](list)
+        self._listed = defaultdict[int, dict[RowKey, None]](dict)
         """The keys of the rows that each discovery has found, by the discovery's number."""
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
@@ -587,8 +587,8 @@ class _Filling:
         or if its executor failed.
         """
         listed = self._listed[ask.discovery]
-        new = [row.key for row in reading.rows if row.key not in listed]
-        listed += dict.fromkeys(new)
+        new = dict.fromkeys(row.key for row in reading.rows if row.key not in listed)
+        listed |= new
         for found in reading.rows:
             values = ["" if claim is None else claim.value for claim in found.claims]
             self._shown_keys.setdefault(found.key, self._key_values(values))

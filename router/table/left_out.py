@@ -87,7 +87,8 @@ def named_with_values(
     names = _names(table)
     found: dict[str, str] = {}
     for passage in passages:
-        if any(value in fold(passage.text) for value in values):
+        folded = fold(passage.text)
+        if any(map(folded.count, values)):
             for (_, first), *rest in _lists(passage.text):
                 name = _ending_name(first)
                 for item, written in ((sought(name), name), *rest):
@@ -96,12 +97,12 @@ def named_with_values(
     titles = defaultdict[str, dict[str, str]](dict)
     for passage in (*passages, *searched):
         name = sought(passage.title) or "\n"
-        for sentence in map(sought, _SENTENCE.split(passage.text)):
-            for value in values:
+        folded = fold(passage.text)
+        for value in filter(folded.count, values):
+            for sentence in map(sought, _SENTENCE.split(passage.text)):
                 words = sentence.replace(name, "NAME").replace(value, "VALUE")
-                words = _DIGITS.sub("0", words)
                 if "NAME" in words and "VALUE" in words:
-                    titles[words][name] = passage.title
+                    titles[_DIGITS.sub("0", words)][name] = passage.title
     for alike in titles.values():
         if names & alike.keys():
             found |= alike
