@@ -83,7 +83,7 @@ def named_with_values(
 
     The caller must check each name, because few names may meet the condition.
     """
-    values = set(map(sought, values_of(table.schema))) - {""}
+    values = list(filter(None, map(sought, values_of(table.schema))))
     names = _names(table)
     found: dict[str, str] = {}
     for passage in passages:
