@@ -134,7 +134,7 @@ async def test_a_form_that_asks_for_the_impossible_changes_nothing(browser: Brow
     """The error page says which field is wrong."""
     before = await browser.keys()
     for form, fields, message in (
-        ("create", {"tenant": HOSTILE}, "use at most 64 letters"),
+        ("create", {"tenant": HOSTILE}, "must be 1 to 64 letters"),
         ("create", {"tenant": "acme", "operate": "on"}, "scope operate: only a key without"),
         ("create", {"label": "x" * 201}, "label: must be at most 200"),
         ("create", {"label": HOSTILE}, "label: must be at most 200 printable"),
@@ -143,7 +143,7 @@ async def test_a_form_that_asks_for_the_impossible_changes_nothing(browser: Brow
         ("expire", {"key_id": browser.key_id, "hours": "0"}, "must be in the future"),
         ("expire", {"key_id": browser.key_id, "hours": "9" * 15}, "must be in the future"),
         ("limit", {"key_id": browser.key_id, "tokens_per_minute": "x"}, "tokens_per_minute: must"),
-        ("update", {"name": "a/b"}, "use at most 64 letters"),
+        ("update", {"name": "a/b"}, "must be 1 to 64 letters"),
         ("update", {"name": "acme", "tokens_per_day": "much"}, "tokens_per_day: must be"),
         ("update", {"name": "acme", "nano_usd_per_day": "nan"}, "nano_usd_per_day: must be"),
         ("update", {"name": "acme", "indexes": "other"}, "index 'other': the config's indexes"),
