@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RolegateError, OSError, UnicodeError) as error:
         complain(f"rolegate: {error}")
         return 1
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         advice = missing_extra(error.name, chosen.command)
         complain(f"rolegate {chosen.command}: {error}; {advice}")
         return 1
