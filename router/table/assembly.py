@@ -389,12 +389,13 @@ class Assembly:
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
             # A key cell without a claim shows the row's key, as the title of a page spells it
             part = next(parts) if column.key else ""
-            if column.key and not cell.value:
+            if part and not cell.value:
                 titles = {
                     canonical(column, cited.title): cited.title
                     for row_claims in members
                     for claim in filter(None, row_claims.claims)
                     for cited in claim.citations
+                    if column.type == "text"
                 }
                 cell = replace(cell, value=titles.get(part, part))
             cells.append(cell)
