@@ -183,9 +183,8 @@ def new_wide_search(
     """
     role = _in_tables(roles["delegation"], config.roles.table_delegation)
     role = _with_managers(config, role) if managers else role
-    lead = Delegator(role, config.table.discoveries, STOP, managed=managers is not None)
     return WideSearch(
-        lead,
+        Delegator(role, config.table.discoveries, STOP, managed=managers is not None),
         managers or executor,
         config.table,
         early_dispatch=config.search.early_dispatch,

@@ -187,8 +187,9 @@ async def measure(options: Options) -> Figures:
             )
         runs = list(product(tasks, range(options.runs)))
         scored = await in_flight(partial(score, responses), runs, options.in_flight, "scoring")
-        old_runs = runs if compared else []
-        others = await in_flight(partial(score, compared), old_runs, options.in_flight, "scoring")
+        others = await in_flight(
+            partial(score, compared), runs if compared else [], options.in_flight, "scoring"
+        )
     if judge.unreadable:
         complain(
             f"{judge.unreadable:,} replies of the judge could not be parsed; "

@@ -75,14 +75,13 @@ TABLE_FORM = "table"
 """The key of this form among an executor's `forms`."""
 
 
-def _is_grounds(execution: Execution) -> bool:
-    """Return whether a table may use the execution's report. Evidence is not required, because each
-    value is checked against the passages.
-    """
-    return bool(execution.report.evidence) or not execution.failed
-
-
-TABLE_REPORTING = Reporting(TABLE_FORM, _is_grounds, max_joined_chars=1_000_000, escalates=False)
+TABLE_REPORTING = Reporting(
+    TABLE_FORM,
+    # Evidence is not required, because each value is checked against the passages
+    lambda execution: bool(execution.report.evidence) or not execution.failed,
+    max_joined_chars=1_000_000,
+    escalates=False,
+)
 """How reports are written for a table: executors report rows and cells, and managers join all lines
 of their workers' reports. If a report escalates to another manager, the filling queues an ask for
 that manager itself.
@@ -119,7 +118,7 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Max rows of a table."""
     discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 50
     """Number of passages that are searched for each value of a condition alone, such as "Vorland",
-    to find names for `ask_left_out`. No model reads these passages. 0 for no such search.
+    to find names for `ask_left_out`. Executors do not read these passages. 0 for no such search.
     """
     ask_left_out: bool = True
     """Whether the table's conditions are also checked for names that no report gave: names that a
@@ -296,8 +295,10 @@ class _Filling:
         """Number of executors that looked for each cell without failing, by row and column."""
         self._left_out = set[RowKey]()
         """Keys of names that no report gave (`left_out.py`), which are checked by conditions."""
-        self._about: list[Passage] = []
-        """Passages found by searching for the values of conditions alone. No model sees them."""
+        self._about: list[Passage] | None = None
+        """Passages found by searching for the values of conditions alone; None before that. No
+        executor sees them.
+        """
         self._steps: dict[RowKey, list[list[str]]] = {}
         """The columns that are still to be asked for in each row, one step after the other: first
         the column of each condition, then all others.
@@ -714,14 +715,14 @@ class _Filling:
         """
         # By rank, so that which names are asked about does not depend on the order of arrival
         reports = sorted(self._reports, key=lambda pair: pair[0].rank)
-        values = values_of(self._schema)[:MAX_LEFT_OUT]
         indexes = self._search.indexes
         count = self._limits.discovery_passages
-        if indexes and values and count and not self._about:
+        if indexes and count and self._about is None:
+            self._about = []
             BOOKING.set(Booking(self._context.ledger, 0))  # of this task, which has no other search
             with suppress(UpstreamError):
-                ranked = await indexes.search(self._context.scope, values, count)
-                self._about += chain.from_iterable(ranked)
+                for value in values_of(self._schema)[:16]:  # each is a search
+                    self._about += (await indexes.search(self._context.scope, [value], count))[0]
         shown = {
             passage.id: passage
             for _, execution in reports
@@ -729,13 +730,15 @@ class _Filling:
             for passage in search.shown
         }
         names = await in_worker(
-            lambda: left_out(table, reports) + named_with_values(table, shown.values(), self._about)
+            lambda: (
+                left_out(table, reports)
+                + named_with_values(table, shown.values(), self._about or ())
+            )
         )
         keys = {row_key(Schema(self._schema.keys), [name]): name for name in names}
         new = [key for key in keys if key not in self._shown_keys]
-        room = max(0, self._request.max_rows - len(table.every_row))
-        room = min(room, MAX_LEFT_OUT - len(self._left_out))
-        for key in new[:room]:
+        rows_left = self._request.max_rows - len(table.every_row)
+        for key in new[: max(0, min(rows_left, MAX_LEFT_OUT - len(self._left_out)))]:
             self._shown_keys[key] = (keys[key],)
             self._left_out.add(key)
             self._begin(key)
@@ -748,8 +751,13 @@ class _Filling:
         name the same row, which joins their values.
         """
         table = await in_worker(self._assembly.table)
-        may_ask = self._limits.ask_left_out and not self._request.closed
-        if may_ask and self._schema.conditions and len(self._schema.keys) == 1:
+        if (
+            self._limits.ask_left_out
+            and self._outcome == "filled"
+            and self._schema.conditions
+            and len(self._schema.keys) == 1
+            and not self._request.closed
+        ):
             await self._ask_left_out(table)
         for row in table.rows:
             await asyncio.sleep(0)

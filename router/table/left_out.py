@@ -100,7 +100,7 @@ def named_with_values(
         folded = fold(passage.text)
         for value in filter(folded.count, values):
             for sentence in map(sought, _SENTENCE.split(passage.text)):
-                words = sentence.replace(name, "NAME").replace(value, "VALUE")
+                words = sentence.replace(name, " NAME ").replace(value, " VALUE ")
                 if "NAME" in words and "VALUE" in words:
                     titles[_DIGITS.sub("0", words)][name] = passage.title
     for alike in titles.values():

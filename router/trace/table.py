@@ -201,5 +201,6 @@ class Row(Frozen, gc=False):
         does not meet all, and no discovery names it.
         """
         states = {check.state for check in self.checks}
-        is_named = self.given or self.found_by
-        return "contradicted" in states or ("not_checked" in states and not is_named)
+        return "contradicted" in states or (
+            "not_checked" in states and not (self.given or self.found_by)
+        )

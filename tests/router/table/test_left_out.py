@@ -12,7 +12,7 @@ from router.trace.table import Column, Condition, Operator
 from tests.router.table.reports import SCHEMA, discovery, executed, fill
 
 REPORT = "- Krurou\n- Bel"
-OF_BEL = "Bel was founded by Ana Ruiz in 1300."
+OF_BEL = "Bel was founded by Ana Ruiz in 1300. Bel (Ana Ruiz, 1300) is a city."
 
 
 def names(text: str, *others: str) -> tuple[str, ...]:
@@ -93,6 +93,7 @@ def with_value(
         ("Cities of Ana Ruiz: A list for Ana Ruiz. It has Tal, Bel, Dal.", ["Tal", "Dal"]),
         ("Krurou: It is old. Krurou was founded by Ana Ruiz in 1200.", ["Krurou"]),
         ("Krurou: Krurou was sold by Ana Ruiz in 1200.", []),
+        ("Krurou: Krurou (Ana Ruiz, 1200) is a city.", ["Krurou"]),
         ("List of cities of Ana Ruiz: Ana Ruiz founded two cities.", []),
         ("Notes: Its founder is Ana Ruiz.", []),
         ("Annals: These annals are old. Ana Ruiz founded the city told of here.", []),
