@@ -387,8 +387,11 @@ class Agent:
             chars_left -= len(passage.text)
             if chars_left >= 0:
                 fitting.add(passage.id)
-        chars = self.limits.passage_chars
-        shown = (passage.within(chars) for passage in passages if passage.id in fitting)
+        shown = (
+            passage.within(self.limits.passage_chars)
+            for passage in passages
+            if passage.id in fitting
+        )
         return SearchRecord(query, tuple(shown))
 
     async def _call(

@@ -387,7 +387,8 @@ class Assembly:
             looked = sum(row.looked and column.name in row.ask.columns for row in members)
             value = given[at] if given and not column.hidden else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
-            # A key cell without a claim shows the row's key, as the title of a page spells it
+            # A key cell without a claim shows the row's key. A cited page of this name spells it:
+            # its title "Old Bel" is the key "old bel", but "1943 in film" is not the key 1943.
             part = next(parts) if column.key else ""
             if part and not cell.value:
                 titles = {

@@ -90,6 +90,8 @@ _LARGE = 4_000
 """Max characters of a report that is read on the event loop, which takes less than 50 ms. Longer
 reports are read in a thread.
 """
+_MAX_SEARCHED = 16
+"""Max values of conditions that are searched for alone, each by one search."""
 _ROW_CHARS = 100
 """Characters that take as much time to read as one row."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -719,10 +721,11 @@ class _Filling:
         count = self._limits.discovery_passages
         if indexes and count and self._about is None:
             self._about = []
-            BOOKING.set(Booking(self._context.ledger, 0))  # of this task, which has no other search
+            booking = BOOKING.set(Booking(self._context.ledger, 0))
             with suppress(UpstreamError):
-                for value in values_of(self._schema)[:16]:  # each is a search
+                for value in values_of(self._schema)[:_MAX_SEARCHED]:
                     self._about += (await indexes.search(self._context.scope, [value], count))[0]
+            BOOKING.reset(booking)
         shown = {
             passage.id: passage
             for _, execution in reports

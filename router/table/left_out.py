@@ -96,10 +96,9 @@ def named_with_values(
 
     titles = defaultdict[str, dict[str, str]](dict)
     for passage in (*passages, *searched):
-        name = sought(passage.title) or "\n"
-        folded = fold(passage.text)
-        for value in filter(folded.count, values):
-            for sentence in map(sought, _SENTENCE.split(passage.text)):
+        name = sought(passage.title) or "\n"  # stands in no sentence
+        for sentence in map(sought, _SENTENCE.split(passage.text)):
+            for value in filter(sentence.count, values):
                 words = sentence.replace(name, " NAME ").replace(value, " VALUE ")
                 if "NAME" in words and "VALUE" in words:
                     titles[_DIGITS.sub("0", words)][name] = passage.title
