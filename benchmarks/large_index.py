@@ -189,8 +189,7 @@ def _measured(options: Options, corpus: Path, size: int, factory: str) -> Measur
 
 
 def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
-    work = options.out
-    embedder = _Synthetic(work)
+    embedder = _Synthetic(options.out)
     folder = Path(config.index or "")
     began_at: dict[str, float] = {}
     peaks = {"reading": 0.0, "embedding": 0.0, "filling": 0.0}
@@ -220,7 +219,7 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
     index = Index.open(folder, embedder, store=vector_store(config))
     generation = folder / built.manifest.generation
     small = [path.stat().st_size for path in generation.glob(f"{config.vectors}.faiss")]
-    queries = list(json.loads((work / "questions.json").read_text()))
+    queries = list(json.loads((options.out / "questions.json").read_text()))
     alone, _ = asyncio.run(_searched(index, embedder, queries[:_ALONE], 1))
     together, per_s = asyncio.run(_searched(index, embedder, queries, 64))
     vectors = embedder.embed(queries, queries=True)

@@ -702,11 +702,10 @@ async def _rolled_out(
     """
     with progress_bar() as bar:
         task = bar.add_task("rolling out", total=len(questions))
-        path = options.out / ROLLOUTS
         failed = await roll_out_all(
             spread(runtime, work, options.ray),
             questions,
-            path,
+            options.out / ROLLOUTS,
             options.concurrency,
             lambda: bar.advance(task),
             kind=Group if isinstance(options, Options) and options.group else Rollout,

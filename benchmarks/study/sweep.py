@@ -209,8 +209,10 @@ class Sweep(Frozen):
         tasks: Sequence[Task],
     ) -> dict[str, str]:
         """Run the rollouts of one cell. See `run`."""
-        plan = self.plan
-        on_task = spread(runtime, partial(partial, ask, cell, plan, judge), self.ray)
+        plan = self.plan  # without the open file of results, which cannot be pickled
+        on_task = spread(
+            runtime, lambda runtime: partial(ask, cell, plan, judge, runtime), self.ray
+        )
 
         async def roll_out(task: Task) -> None:
             self.rows.append(await on_task(task))

@@ -177,6 +177,7 @@ async def measure(options: Options) -> Figures:
             async with AsyncClient(options.address) as client:
                 await _ask(partial(_from_gateway, client, options.timeout), tasks, file, options)
         elif runtime and options.topology != "wide":
+            # With a runtime, it returns how to ask for a response
             work = partial(partial, _from_models, options.topology, options.timeout)
             await _ask(spread(runtime, work, options.ray), tasks, file, options)
         responses = read_responses(file, tasks, options.runs)

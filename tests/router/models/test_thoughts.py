@@ -26,8 +26,8 @@ TAGS = (
     "think:a1b2 ifm|think_fast reason "
     "analysis scratchpad think_never_used_51bce0c7 "
     "scratch_pad scratch-pad reflecting reflections chain-of-thought chainOfThought "
-    "inner-monologue innerThoughts internal_reasoning self-reflection self_reflection thought_process "
-    "thought-process reasoningProcess "
+    "inner-monologue innerThoughts internal_reasoning self-reflection self_reflection "
+    "thought_process thought-process reasoningProcess "
     "rationale plan planning deliberation brainstorm internal hidden contemplation ponder "
     "considerations inner_voice inner-dialogue 思考 思考过程 推理 思维链 размышление razonamiento"
 ).split()
