@@ -5,6 +5,7 @@ reading of the plan that it writes.
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from itertools import islice
 from typing import Any, get_args
 
@@ -46,6 +47,16 @@ _WHERE = re.compile(r"<\s{0,4}where\b([^<>]*?)(?:/>|>([^<]*)(?=<))", re.IGNORECA
 """Matches a condition. One that a limit cut off has no end, and part of its values is missing."""
 _BY_NAME: tuple[Operator, ...] = ("equals", "one_of", "contains")
 """Operators that compare names."""
+_ALIKE = 0.85
+"""Min similarity of a misspelled name to the name in the request, from 0 to 1 (`difflib`)."""
+_ENDING = 3
+"""Number of last characters that a misspelled name must share with the name in the request, since
+"Austria" and "Austrian" are two words.
+"""
+_MAX_ALIKE = 20
+"""Max phrases of a request with which a name is compared, and max names of a condition that are
+compared.
+"""
 _ATTRIBUTE = re.compile(
     r"""([a-z]{1,9})\s{0,4}=\s{0,4}["'“]([^"”]*?)["'”](?=\s|/|\Z)""", re.IGNORECASE
 )
@@ -65,6 +76,8 @@ arbitrarily leave no cell out that can known result a
 """).split()
 )
 """Words of the sentences that describe the form of a table and nothing else."""
+_WORD = re.compile(r"[\w'’-]+")
+_DIGIT = re.compile(r"\d")
 _MAX_NAMES_CHARS = 1000
 """Max characters of the columns' names that are looked for in a question."""
 
@@ -109,14 +122,17 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
     A column that already has a template keeps it. Invalid templates are ignored.
 
     `request`: the request for the table, as it was shown to the delegator. It must contain each
-    name in a condition, because a misspelled name would exclude right rows.
+    name in a condition, because a misspelled name would exclude right rows. A name that differs in
+    few letters is spelled as in the request.
     """
     text = without_thinking(text)
-    request = fold(readable(request))
+    shown = readable(request)
+    request = fold(shown)
     ignored = list[str]()
     for tag in islice(_WHERE.finditer(text), _MAX_TAGS):
         try:
-            extended = with_condition(schema, _condition(*tag.groups("")))
+            written = _condition(*tag.groups(""))
+            extended = with_condition(schema, _respelled(written, shown, request))
             for condition in extended.conditions[len(schema.conditions) :]:
                 _check_names(condition, request)
             schema = extended
@@ -132,6 +148,26 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
         with suppress(BadRequest):
             schema = checked_schema(columns, schema.conditions)
     return schema, tuple(ignored)
+
+
+def _respelled(condition: Condition, shown: str, request: str) -> Condition:
+    """Return a condition with each misspelled name spelled as in the request. Return it unchanged
+    if two of its values would become equal. `request`: the folded form of the request `shown`.
+    """
+    if condition.operator not in _BY_NAME or len(condition.values) > _MAX_ALIKE:
+        return condition
+    words = _WORD.findall(shown)
+    values = list[str]()
+    for value in condition.values:
+        alike = list[str]()
+        if sought(value) not in request and len(value) <= _MAX_CHARS and not _DIGIT.search(value):
+            size = len(value.split())
+            phrases = (" ".join(words[at : at + size]) for at in range(len(words)))
+            ending = value[-_ENDING:]
+            alike += islice((name for name in phrases if name.endswith(ending)), _MAX_ALIKE)
+        values += get_close_matches(value, alike, 1, _ALIKE) or [value]
+    is_distinct = len(set(values)) == len(values)
+    return replace(condition, values=tuple(values)) if is_distinct else condition
 
 
 def _check_names(condition: Condition, request: str) -> None:

@@ -328,6 +328,27 @@ def test_of_several_names_all_must_be_in_the_request(values: str, reason: str) -
     assert [text.partition(": ")[2] for text in ignored] == [reason] * bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("request_text", "written", "values"),
+    [
+        ("Firms of Moalkrekros, and of Lobrev", "Floalkrekros|Lobrev", ("Moalkrekros", "Lobrev")),
+        ("Films by Stishaest Doukrousk?", "Shishaest Doukrousk", ("Stishaest Doukrousk",)),
+        ("Novels of Austrian writers", "Austria", None),
+        ("Cars of Formula Four 4", "Formula Four 3", None),
+        ("Towns of South Vorland", "South Vorland|North Vorland", None),
+    ],
+)
+def test_a_misspelled_name_is_spelled_as_in_the_request(
+    request_text: str, written: str, values: tuple[str, ...] | None
+) -> None:
+    """Other words that are alike, numbers, and names that would become equal are not changed."""
+    operator = "one_of" if "|" in written else "equals"
+    plan = f'<where column="founder" is="{operator}">{written}</where>'
+    schema, ignored = planned(SCHEMA, plan, request_text)
+    assert [condition.values for condition in schema.conditions] == [values] * bool(values)
+    assert len(ignored) == (not values)
+
+
 @given(st.text(alphabet='<>/where column="founder" is="at_least"ask{city}?|\n', max_size=200))
 def test_any_plan_is_read(text: str) -> None:
     """Columns of the table stay unchanged."""
