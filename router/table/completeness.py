@@ -34,6 +34,10 @@ class Completeness(Frozen):
     """Names that lists contain next to names of the table's rows, but that are in no row; see
     `router.table.left_out`.
     """
+    unlisted_rows: int = 0
+    """Number of rows that the request does not give and no report lists. The program found their
+    names in passages, and executors checked that they meet the conditions.
+    """
 
 
 def completeness(
@@ -63,4 +67,5 @@ def completeness(
         named[1],
         max(known, round(known - named[0] + unseen)) if tells else None,
         left_out,
+        sum(not (row.given or row.found_by) for row in table.rows),
     )

@@ -185,6 +185,9 @@ class TableView(RunView):
         estimated = ""
         if completeness.estimated_rows > completeness.rows:
             estimated = f", about {completeness.estimated_rows} in all"
+        unlisted = ""
+        if completeness.unlisted_rows:
+            unlisted = f", {completeness.unlisted_rows} found only by conditions"
         note = f" (for the reason: rolegate runs show {message.run_id})"
         if completeness.rows:
             hint = "" if completeness.fill_rate else _NOTHING
@@ -194,7 +197,8 @@ class TableView(RunView):
         excluded = ""
         if message.excluded:
             excluded = f", {len(message.excluded)} excluded (see --excluded)"
-        line = f"{outcome}: {rows}{estimated}{note}{excluded}; {message.run_id}, {seconds:.1f} s"
+        line = f"{outcome}: {rows}{estimated}{unlisted}{note}{excluded}; "
+        line += f"{message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
 
 

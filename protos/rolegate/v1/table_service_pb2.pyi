@@ -238,7 +238,7 @@ class Row(_message.Message):
     def __init__(self, row_id: _Optional[str] = ..., cells: _Optional[_Iterable[_Union[Cell, _Mapping]]] = ..., tokens: _Optional[int] = ..., cost_nano_usd: _Optional[int] = ..., merged_row_ids: _Optional[_Iterable[str]] = ..., checks: _Optional[_Iterable[_Union[Check, _Mapping]]] = ...) -> None: ...
 
 class Completeness(_message.Message):
-    __slots__ = ("rows", "complete_rows", "missing", "not_found", "conflicts", "fill_rate", "rows_seen_once", "estimated_rows", "left_out")
+    __slots__ = ("rows", "complete_rows", "missing", "not_found", "conflicts", "fill_rate", "rows_seen_once", "estimated_rows", "left_out", "unlisted_rows")
     ROWS_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_ROWS_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
@@ -248,6 +248,7 @@ class Completeness(_message.Message):
     ROWS_SEEN_ONCE_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_ROWS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    UNLISTED_ROWS_FIELD_NUMBER: _ClassVar[int]
     rows: int
     complete_rows: int
     missing: int
@@ -257,7 +258,8 @@ class Completeness(_message.Message):
     rows_seen_once: int
     estimated_rows: int
     left_out: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, rows: _Optional[int] = ..., complete_rows: _Optional[int] = ..., missing: _Optional[int] = ..., not_found: _Optional[int] = ..., conflicts: _Optional[int] = ..., fill_rate: _Optional[float] = ..., rows_seen_once: _Optional[int] = ..., estimated_rows: _Optional[int] = ..., left_out: _Optional[_Iterable[str]] = ...) -> None: ...
+    unlisted_rows: int
+    def __init__(self, rows: _Optional[int] = ..., complete_rows: _Optional[int] = ..., missing: _Optional[int] = ..., not_found: _Optional[int] = ..., conflicts: _Optional[int] = ..., fill_rate: _Optional[float] = ..., rows_seen_once: _Optional[int] = ..., estimated_rows: _Optional[int] = ..., left_out: _Optional[_Iterable[str]] = ..., unlisted_rows: _Optional[int] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("run_id", "outcome", "columns", "rows", "completeness", "usage", "overhead_tokens", "overhead_nano_usd", "duration", "markdown", "next_page_token", "conditions", "excluded", "ignored_conditions")

@@ -10,9 +10,10 @@ from router.protocol import Passage
 from router.runs import RequestOptions
 from router.table import TableLimits, table_of
 from router.table.assembly import Table
+from router.table.completeness import completeness
 from router.trace.table import Column, Condition, Row
 from router.trace.values import TableRun
-from tests.router.table.small_world import REQUEST, Reader, World, gateway, written
+from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead, written
 
 FOUNDED = Condition(Column("founded", ask="When was {city} founded?"), "at_least", ("1002",))
 
@@ -64,8 +65,26 @@ async def test_names_that_meet_a_condition_become_rows_and_are_filled(tmp_path: 
     ]
     assert {cell.state for row in table.rows for cell in row.cells[1:]} <= {"single", "agreed"}
     assert sorted(names(table.excluded)) == ["Kruaa", "Kruba", "strangeland"]
+    assert completeness(table, ()).unlisted_rows == 6
     asked = [ask for ask in run.asks if ask.row == ("strangeland",)]
     assert {ask.columns for ask in asked} == {("founded",)}
+
+
+async def test_a_name_that_a_later_report_lists_is_a_row_like_others(tmp_path: Path) -> None:
+    """Its other cells are asked for, although it does not meet the condition for certain."""
+
+    class Later(Skipping):
+        def report(self, asked: str, shown: str) -> str:
+            return written("Strangeland") if "part 2" in asked else super().report(asked, shown)
+
+    world = InOneLine(12, a_part=6)
+    request = replace(REQUEST, conditions=(FOUNDED,))
+    async with gateway(tmp_path, world, Later(slow=0), lead(world, 1)) as (filling, _):
+        run = (await filling.fill_table(request, RequestOptions())).result
+    assert isinstance(run, TableRun)
+    assert "strangeland" in [name.lower() for name in names(table_of(run).rows)]
+    asked = [ask for ask in run.asks if ask.row == ("strangeland",)]
+    assert [ask.columns for ask in asked if ask.attempt == 1] == [("founded",), ("founder",)]
 
 
 @pytest.mark.parametrize(
