@@ -277,6 +277,8 @@ class _Filling:
         """Questions of the delegator's last turn that exceeded the limit."""
         self._listed = defaultdict[int, dict[RowKey, None]](dict)
         """The keys of the rows that each discovery has found, by the discovery's number."""
+        self._list_titles: dict[int, str] = {}
+        """Title of the document that contains most of these rows, by the discovery's number."""
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
         }
@@ -552,6 +554,8 @@ class _Filling:
             text += (
                 f"\nOther than: {'; '.join(', '.join(self._shown_keys[key]) for key in listed)}."
             )
+        if title := self._list_titles.get(ask.discovery):
+            text += f"\nA list of them is in: {title}."
         return text
 
     def _take(self, number: int, execution: Execution) -> None:
@@ -595,6 +599,19 @@ class _Filling:
         for found in reading.rows:
             values = ["" if claim is None else claim.value for claim in found.claims]
             self._shown_keys.setdefault(found.key, self._key_values(values))
+
+        for key in sorted(new.keys() & self._left_out):
+            self._left_out.remove(key)
+            self._fill(key)
+
+        titles = Counter(
+            citation.title
+            for row in reading.rows
+            for claim in filter(None, row.claims)
+            for citation in claim.citations
+        )
+        for title, _ in titles.most_common(1):
+            self._list_titles.setdefault(ask.discovery, title)
 
         max_tries = 0
         if new and (reading.lost or self._limits.verify_lists):

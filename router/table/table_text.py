@@ -32,8 +32,8 @@ _WIDE_BARS = re.compile(r"^ {0,9}｜.*|^[^\s|][^|\n]*\t[^|\n]*$", re.MULTILINE)
 """Matches table rows whose cells are separated by full-width bars, or by tabs."""
 _SEPARATOR = re.compile(r"\s*:?[-—=+]+:?\s*")
 _LEFT_OUT = re.compile(
-    r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|(?:\d+ )?(?:more|others)(?: rows)?|"
-    r"continued|omitted))?\W*",
+    r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|(?:(?P<rows>\d{1,6}) )?(?:more|others)"
+    r"(?: rows)?|continued|omitted))?\W*",
     re.IGNORECASE,
 )
 _DITTO = re.compile(r"""\s*(?:"|''|〃|″|”|同上)\s*""")
@@ -74,8 +74,8 @@ class TableText(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
     """Rows with a text for each column, empty if the row has none. Markup is kept."""
     lost: int
-    """Number of rows that were not read: because they are cut off, left out with "…", or without a
-    key.
+    """Number of rows that were not read: because they are cut off, left out with "…" or
+    "… 12 more", or without a key.
     """
 
 
@@ -218,7 +218,10 @@ def _usable(
         if any(values[at] for at in keys):
             for at in keys:
                 values[at] = values[at] or above[at]
-        if any(_LEFT_OUT.fullmatch(row[at]) or is_blank(values[at]) for at in keys):
+        marks = [mark for at in keys if (mark := _LEFT_OUT.fullmatch(row[at]))]
+        if marks:
+            lost += int(marks[0]["rows"] or 1)
+        elif any(is_blank(values[at]) for at in keys):
             lost += 1
         else:
             usable.append(tuple(values))

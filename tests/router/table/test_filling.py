@@ -402,13 +402,16 @@ async def test_a_hostile_report_stops_at_max_rows_and_its_tags_have_no_effect(
 
 
 async def test_omitted_rows_are_asked_for_again_while_that_finds_others(tmp_path: Path) -> None:
-    """The executor is shown the rows that it has named."""
+    """The executor is shown the rows that it has named, and which document lists them."""
+    titles = []
 
     class Short(Reader):
         def report(self, asked: str, shown: str) -> str:
+            titles.extend(re.findall(r"\nA list of them is in: (.*)\.$", asked))
             rest = [name for name in re.findall(r"(\w+) is listed", shown) if name not in asked]
+            more = [f"… {len(rest) - 3} more"] if len(rest) > 3 else []
             return (
-                written("\n".join([*rest[:3], *["…"][: len(rest) - 3]]))
+                written("\n".join([*rest[:3], *more]))
                 if "part" in asked
                 else super().report(asked, shown)
             )
@@ -417,6 +420,7 @@ async def test_omitted_rows_are_asked_for_again_while_that_finds_others(tmp_path
     run = await filled(tmp_path, world, Short(slow=0))
     assert sorted(values(run)) == sorted(world.rows())
     assert len(asked(run, "discover")) == 6
+    assert sorted(titles) == ["Register, part 1"] * 2 + ["Register, part 2"] * 2
 
 
 async def test_lists_are_verified_by_further_executors_if_the_config_says_so(

@@ -171,7 +171,7 @@ def test_omitted_and_keyless_rows_are_counted() -> None:
     """A row that begins with dots is a row."""
     head = _HEAD + "| Krurou | Ana Ruiz | 1321 |\n"
     assert read_rows(head + "| ... | ... | ... |\n| | Bo | 1400 |", CITIES) == ((KRUROU,), 2)
-    assert read_rows(head + "| (… and 12 more rows) | | |", CITIES) == ((KRUROU,), 1)
+    assert read_rows(head + "| (… and 12 more rows) | | |", CITIES) == ((KRUROU,), 12)
     assert read_rows(head + "| ...And Justice | | |", CITIES).rows[1:] == (
         ("...And Justice", "", ""),
     )
