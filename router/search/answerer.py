@@ -2,6 +2,7 @@
 judge, which compares answers.
 """
 
+import re
 import string
 from collections.abc import Sequence
 from contextlib import suppress
@@ -76,6 +77,8 @@ class Answerer:
 
 _YES = ("correct", "true", "yes")
 _NO = ("incorrect", "false", "no")
+_CORRECT = re.compile(r"^\W{0,4}correct\W{0,4}:\W{0,4}(\w+)", re.IGNORECASE | re.MULTILINE)
+"""Matches the verdict in the form of BrowseComp's judge (Wei et al., 2025)."""
 _AROUND = string.punctuation + string.whitespace + "“”‘’"
 
 
@@ -110,14 +113,15 @@ class Judge:
 
 
 def parse_verdict(text: str) -> bool | None:
-    """Return the verdict in a judge's reply. It is one of the words in `_YES` or `_NO`, either
-    within `<verdict>` and `</verdict>` or as the whole reply.
+    """Return the verdict in a judge's reply. It is one of the words in `_YES` or `_NO`: within
+    `<verdict>` and `</verdict>`, in a line `correct: yes`, or as the whole reply.
 
     Return None for every other reply, including "not true" and contradictory verdicts. Never
     raises, and takes linear time.
     """
     visible = without_thinking(text)
-    candidates = [block.body for block in blocks(visible, "verdict") if block.closed] or [visible]
+    tagged = [block.body for block in blocks(visible, "verdict") if block.closed]
+    candidates = tagged or _CORRECT.findall(visible) or [visible]
     words = {one_line(candidate).strip(_AROUND).casefold() for candidate in candidates}
     if words.issubset(_YES):
         return True

@@ -1,6 +1,7 @@
 """`rolegate bench sweep` with real servers: completed, killed and refused, and its rows."""
 
 import asyncio
+import csv
 import json
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -17,6 +18,7 @@ from executor_sft.step import read_manifest
 from router.errors import BadConfig
 from router.models import Prompt
 from serving.files import sha256_of
+from tests.benchmarks.test_datasets import encrypted
 from tests.conftest import Rolegate
 from tests.executor_sft import test_rollout
 from tests.executor_sft.test_rollout import QUESTIONS, Endpoint, Ran, started
@@ -109,6 +111,39 @@ def rows(folder: Path) -> list[QuestionResult]:
         for row in read_jsonl(folder / "results.jsonl", QuestionResult, ADVICE)
     )
     return sorted(untimed, key=lambda row: (row.cell, row.question_id, row.rollout))
+
+
+async def test_browsecomp_is_judged_in_the_form_of_its_authors(
+    ran: Ran, sweep: Path, endpoint: Endpoint, tmp_path: Path
+) -> None:
+    """The questions are encrypted. Accuracy and tokens are reported for each combination."""
+
+    def lines(prompt: Prompt) -> str:
+        correct = judges(prompt).removeprefix("<verdict>") == "correct</verdict>"
+        return f"reasoning: none\ncorrect: {'yes' if correct else 'no'}\nconfidence: 100%"
+
+    endpoint.models["judge"] = lines
+    with (tmp_path / "browsecomp.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["problem", "answer", "canary"])
+        for question in QUESTIONS:
+            texts = (question.text, question.golds[0])
+            table.writerow([*(encrypted(text, "canary") for text in texts), "canary"])
+    plan = sweep.read_text("utf-8")
+    plan = plan.replace("questions.jsonl", "browsecomp.csv").replace("rollouts = 2", "rollouts = 1")
+    sweep.write_text(plan, "utf-8")
+    status, output = await ran("sweep", "--config", sweep, "--out", tmp_path / "out")
+    assert status == 0, output
+    sweep_rows = rows(tmp_path / "out")
+    assert {row.dataset for row in sweep_rows} == {"browsecomp"}
+    taught = [row for row in sweep_rows if row.executor == "teacher"]
+    assert len(taught) == len(QUESTIONS)
+    assert sum(row.accepted is True for row in taught) == len(QUESTIONS) - 1
+    assert {spent.role for row in taught for spent in row.spent} == {
+        "delegation",
+        "execution",
+        "answer",
+    }
 
 
 async def test_every_pair_answers_every_question(

@@ -27,6 +27,10 @@ from tests.scripted_model import ScriptedModel
         ("**False**", False),
         ("yes.", True),
         ("No", False),
+        ("extracted_final_answer: Ana\nreasoning: same\ncorrect: yes\nconfidence: 90%", True),
+        ("reasoning: correct: yes, but another name\n**Correct:** no", False),
+        ("reasoning: the answer says\ncorrect: yes\ncorrect: no", None),
+        ("correct: partly", None),
         ("<verdict>correct</verdict><verdict>incorrect</verdict>", None),
         ("Not true", None),
         ("not correct", None),
@@ -73,6 +77,10 @@ async def test_a_reply_cut_by_the_length_limit_is_no_verdict() -> None:
 
 def test_the_shipped_prompt_names_verdicts_that_can_be_read() -> None:
     """The prompt asks for two forms."""
-    prompt = (preset("mini").parents[1] / "prompts" / "full" / "judge.txt").read_text("utf-8")
+    prompts = preset("mini").parents[1] / "prompts" / "full"
+    prompt = (prompts / "judge.txt").read_text("utf-8")
     verdicts = [line for line in prompt.splitlines() if line.startswith("<verdict>")]
     assert {parse_verdict(line) for line in verdicts} == {True, False}
+    example = (prompts / "judge_browsecomp.txt").read_text("utf-8").partition("Example.")[2]
+    assert parse_verdict(example) is False
+    assert parse_verdict(example.replace("correct: no", "correct: yes")) is True
