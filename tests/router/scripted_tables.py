@@ -34,6 +34,7 @@ class ScriptedTables:
         self._lifecycle = lifecycle
         self._script = script
         self.requests: list[TableRequest] = []
+        self.options: list[RequestOptions] = []
         self.held = 2
         self.let = asyncio.Event()
         self.let.set()
@@ -48,6 +49,7 @@ class ScriptedTables:
         """Fill a table from the script."""
         request = request.checked(TableLimits())
         self.requests.append(request)
+        self.options.append(options)
         schema = with_conditions(Schema(request.columns), request.conditions)
         assembly = Assembly(schema, request.rows)
         rows = dict[RowKey, object]()

@@ -244,7 +244,9 @@ async def test_a_gateway_is_asked_for_missing_responses(tmp_path: Path) -> None:
 
 
 async def test_a_gateway_gets_columns_keys_and_types(tmp_path: Path) -> None:
-    """It gets nothing else of the task; types follow from the metrics."""
+    """It gets nothing else of the task; types follow from the metrics. Reports of earlier runs are
+    not used.
+    """
     rules = (
         JUDGED,
         number(0.1),
@@ -271,6 +273,7 @@ async def test_a_gateway_gets_columns_keys_and_types(tmp_path: Path) -> None:
     finally:
         await server.drain(1.0)
     (request,) = script.requests
+    assert [options.no_cache for options in script.options] == [True]
     assert request.question == "List them."
     kinds = [(column.name, column.key, column.type) for column in request.columns]
     assert kinds == [
@@ -300,6 +303,22 @@ def test_two_files_are_compared_by_task(folder: Path, tmp_path: Path) -> None:
         score["low"] == score["mean"] == score["high"] for score in difference["rows"][0][2:]
     } == {True}
     assert "100.00 (100.00 to 100.00)" in (tmp_path / "out" / "report.md").read_text("utf-8")
+
+
+async def test_intervals_know_which_tasks_share_entities(folder: Path, tmp_path: Path) -> None:
+    """A single group of two tasks with different scores has no interval."""
+    file = responses(folder, ("t1", RIGHT), ("t2", HALF))
+    options = Options(tasks=folder, responses=file, runs=1, no_judge=True, out=tmp_path / "out")
+    tasks = folder / "tasks.jsonl"
+    lines = [json.loads(line) for line in tasks.read_text("utf-8").splitlines()]
+    widths = []
+    for group in ({}, {"group": "world 1"}):
+        tasks.write_text("".join(json.dumps(line | group) + "\n" for line in lines), "utf-8")
+        measured = await measure(options)
+        success = measured.tables[0].rows[0][2]
+        assert success.mean == 0.5
+        widths.append(success.high - success.low)
+    assert widths == [1.0, 0.0]
 
 
 async def test_the_config_s_judge_is_called_once_per_column(tmp_path: Path) -> None:
