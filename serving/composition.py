@@ -60,7 +60,7 @@ from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
-from serving.config.config import Config, RoleConfig, ServerConfig, place_of
+from serving.config.config import Config, ServerConfig, place_of
 from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
@@ -72,13 +72,8 @@ from serving.retrieval.services import RetrievalServicer
 from serving.roles import all_roles, deployments, new_condenser
 from serving.startup import open_upstreams
 from serving.telemetry.observers import Watched, open_observers
-from serving.tools import ToolPool, tool_pool
-from serving.topologies import (
-    new_host,
-    new_search,
-    new_tables,
-    new_worker,
-)
+from serving.tools.pool import ToolPool, tool_pool
+from serving.topologies import new_host, new_search, new_tables, new_worker
 from serving.uploads.uploads import StoredUploads, opened_uploads
 
 _GATE_ERROR = 0.05
@@ -125,7 +120,6 @@ class _Runs(Frozen):
 
     gateway: Gateway
     indexes: Indexes
-    services: tuple[RetrievalServicer, RunServicer, UsageServicer]
     stored: Runs
     executors: ExecutorVersions
     observers: Observers
@@ -151,8 +145,7 @@ async def running_gateway(
     `journal` returns a wrapper of the store's journal. When the context is left, running requests
     get `server.grace_s` seconds to finish. Raises `BadConfig` or `BadIndex`.
     """
-    judge = _judge(config)
-    for problem in missing(config, {"distillation.judge": judge} if judge else {}):
+    for problem in missing(config):
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
@@ -227,26 +220,18 @@ async def _open_upstream(
     of the config's; None for the config's. Raises `BadConfig` or `BadIndex`.
     """
     readiness = Readiness()
-    on_change = partial(readiness.report, "retrieval.embedder", ["retrieval"])
     opened = partial(
         open_indexes,
         config.all_indexes,
         log,
         config.engines,
         embeds=config.uploads.folder is not None,
-        on_change=on_change,
+        on_change=partial(readiness.report, "retrieval.embedder", ["retrieval"]),
     )
     searched = Searched({DEFAULT_INDEX: double}) if double else None
     opening = opened if searched is None else lambda **_: nullcontext(searched)
-    judge = _judge(config)
     async with (
-        open_upstreams(
-            config,
-            log,
-            opening,
-            [judge] if judge else [],
-            readiness=readiness,
-        ) as started,
+        open_upstreams(config, log, opening, readiness=readiness) as started,
         tool_pool(config.tools, readiness) as tools,
         opened_uploads(config, started.retrieval.embedder) as uploads,
     ):
@@ -360,31 +345,20 @@ async def _open_runs(
                 keep_s=config.report_cache.keep_s,
                 counts=reports,
             )
-        gateway = _gateway(
-            config,
-            upstream,
-            executor,
-            indexes,
-            lifecycle=lifecycle,
-            trials=executors.trials,
-        )
-
-        usages = SQLUsages(database, journal.under_way)
-        engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
-        stored = Runs(archive, live, executors.trials.judge)
-        services = (
-            RetrievalServicer(indexes, default_top_k=config.search.top_k),
-            RunServicer(stored),
-            UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
-        )
         yield _Runs(
-            gateway,
+            _gateway(
+                config,
+                upstream,
+                executor,
+                indexes,
+                lifecycle=lifecycle,
+                trials=executors.trials,
+            ),
             indexes,
-            services,
-            stored,
+            Runs(archive, live, executors.trials.judge),
             executors,
             observers,
-            usages,
+            SQLUsages(database, journal.under_way),
         )
 
 
@@ -483,8 +457,7 @@ async def open_versions(
     search = partial(new_search, config.search, upstream.roles)
     held_out = None
     if config.versions.held_out:
-        questions = _held_out(config.versions.held_out)
-        held_out = HeldOutTest(questions, routing, search, lifecycle)
+        held_out = HeldOutTest(_held_out(config.versions.held_out), routing, search, lifecycle)
     versions = Versions(
         book,
         loading.load,
@@ -493,7 +466,7 @@ async def open_versions(
         on_change=routing.refresh,
         held_out=held_out,
     )
-    judge = _judge(config)
+    judge = config.called_roles.get("distillation.judge")
     trials = Trials(
         routing,
         search,
@@ -518,13 +491,6 @@ async def open_versions(
             f"that one, run `rolegate versions promote {configured}`"
         )
     return ExecutorVersions(versions, routing, trials)
-
-
-def _judge(config: Config) -> RoleConfig | None:
-    """Return the model that judges the answers of trials; None if the config has no judge, or if
-    the gate is not enabled.
-    """
-    return config.distillation.judge if config.versions.gate.enabled else None
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
@@ -578,15 +544,20 @@ async def _listening(
     tls = config.server.tls
     tables = TableServicer(gateway, runs.stored, access)
 
+    indexes = sorted(config.all_indexes)
     administered = partial(
         Administration,
-        indexes=sorted(config.all_indexes),
+        indexes=indexes,
         unpriced=partial(unpriced, config),
     )
     grpc, page = (Auditor(accounts, door, access.outdate) for door in ("grpc", "page"))
+    engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
+    reconciler = Reconciler(upstream.deployments, engine_counts, runs.usages)
     server = Server(
         gateway,
-        *runs.services,
+        RetrievalServicer(runs.indexes, default_top_k=config.search.top_k),
+        RunServicer(runs.stored),
+        UsageServicer(runs.usages, reconciler),
         tables,
         ExecutorVersionServicer(executors.versions, grpc),
         AdminServicer(administered(grpc)),
@@ -601,7 +572,6 @@ async def _listening(
     add_usage(pages, runs.usages, accounts, runs.stored)
     add_versions(pages, executors.versions, page)
     add_keys(pages, administered(page))
-    indexes = sorted(config.all_indexes)
     add_documents(
         pages,
         upstream.uploads,
@@ -612,7 +582,7 @@ async def _listening(
         },
     )
     if upstream.uploads:
-        indexes.append(UPLOADS)
+        indexes = [*indexes, UPLOADS]
     add_asking(pages, gateway, tables.detached, runs=runs.stored, indexes=indexes)
     folder = config.retrieval.index
     RunPages(
@@ -630,15 +600,13 @@ async def _listening(
         chat_tasks=config.server.chat_tasks,
         indexes=indexes,
     )
-    limits = Limits(connections_per_address=config.server.http_connections_per_address)
-    hosts = config.server.http_hosts
     http_server = HTTPServer(
         app,
         config.server.grace_s,
         access=access,
         tls=tls,
-        limits=limits,
-        hosts=hosts,
+        limits=Limits(connections_per_address=config.server.http_connections_per_address),
+        hosts=config.server.http_hosts,
     )
     retrievers = upstream.retrievers.values()
     await asyncio.gather(*(retriever.probe() for retriever in retrievers))

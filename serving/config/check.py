@@ -45,12 +45,12 @@ def problems(config: Config) -> list[str]:
         return text
 
     visit_texts(config, check)
-    others = {
+    roles: dict[str, RoleConfig | None] = {
+        **config.called_roles,
         "distillation.teacher": config.distillation.teacher,
         "distillation.judge": config.distillation.judge,
         "synthesis": config.synthesis,
     }
-    roles: dict[str, RoleConfig | None] = {**config.called_roles, **others}
     rules = [
         (wrong, key + at, problem)
         for key, role in roles.items()
@@ -139,20 +139,18 @@ _Rules = Iterator[tuple[object, str, str]]
 
 def _server_and_tables(config: Config) -> _Rules:
     server = config.server
-    alike = (
-        server.http is not None
-        and server.http == server.address
-        and not server.address.endswith(":0")
-    )
     yield (
-        alike,
+        server.http == server.address and not server.address.endswith(":0"),
         "server.http",
         "is the same address as server.address, which serves gRPC; choose another port.",
     )
     for model, price in config.prices.items():
         for field in price.impossible:
-            problem = f"must be between 0 and {MAX_DOLLARS:,} dollars per million tokens."
-            yield True, f"prices.{model!r}.{field}", problem
+            yield (
+                True,
+                f"prices.{model!r}.{field}",
+                f"must be between 0 and {MAX_DOLLARS:,} dollars per million tokens.",
+            )
     yield (
         config.table.max_rows > config.table.max_tasks,
         "table.max_rows",
@@ -165,10 +163,9 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
     yielded are relative to it.
     """
     hosted = role.engine is None and role.base_url is None
-    known = role.engine in (None, *config.engines)
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
     yield (
-        not known,
+        role.engine not in (None, *config.engines),
         ".engine",
         f"there is no table engines.{role.engine}; add it, or set base_url instead.",
     )
@@ -180,8 +177,11 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
             f".extra_body.{field}",
             f"must not be set, because the gateway sets this value itself; {advice}",
         )
-    full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
-    yield full, ".context_tokens", "must be more than max_tokens; the context includes the output."
+    yield (
+        role.context_tokens is not None and role.context_tokens <= role.max_tokens,
+        ".context_tokens",
+        "must be more than max_tokens; the context includes the output.",
+    )
     yield (
         role.replicas and hosted,
         ".replicas",
@@ -198,21 +198,19 @@ def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
 
 def _tools(config: Config) -> _Rules:
     for name, server in config.tools.items():
-        key = f"tools.{name}"
-        alike = bool(server.command) == (server.url is not None)
         yield (
-            alike,
-            key,
+            bool(server.command) == (server.url is not None),
+            f"tools.{name}",
             "set exactly one of command (a program with its arguments) and url.",
         )
         yield (
             server.env and not server.command,
-            f"{key}.env",
+            f"tools.{name}.env",
             "applies only to a server with command; a server with url has headers instead.",
         )
         yield (
             server.headers and server.url is None,
-            f"{key}.headers",
+            f"tools.{name}.headers",
             "applies only to a server with url; a server with command has env instead.",
         )
     for name, manager in config.managers.items():
@@ -226,21 +224,20 @@ def _tools(config: Config) -> _Rules:
 
 def _versions(config: Config) -> _Rules:
     executor = config.roles.execution
-    start = "versions.start"
-    hosted = executor.engine is None and executor.base_url is None
     engine = config.engines.get(executor.engine or "")
     if config.versions.start is not None:
         yield (
-            hosted,
-            start,
+            executor.engine is None and executor.base_url is None,
+            "versions.start",
             "the model of roles.execution is called through LiteLLM, which loads no adapters; set "
             "roles.execution.engine, or remove this key.",
         )
-        problem = (
+        yield (
+            engine and engine.adapter_rank is None,
+            "versions.start",
             f"needs engines.{executor.engine}.adapter_rank, which must be at least the rank of the "
-            "version's adapter."
+            "version's adapter.",
         )
-        yield engine and engine.adapter_rank is None, start, problem
 
 
 def _embedder(config: Config) -> _Rules:
@@ -252,16 +249,16 @@ def _embedder(config: Config) -> _Rules:
             f"{key}.{field}",
             "applies only to an embedder with engine, base_url or onnx; set one of these too.",
         )
-    for field in ("model", "dimension") if embedder.in_process or embedder.onnx else ():
+    served = embedder.engine or embedder.base_url
+    for field in ("model", "dimension"):
+        missing = getattr(embedder, field) is None
         yield (
-            getattr(embedder, field),
+            not (missing or served),
             f"{key}.{field}",
             "applies only to an embedder with engine or base_url; set one of these too.",
         )
-    served = embedder.engine or embedder.base_url
-    for field in ("model", "dimension") if served else ():
         yield (
-            getattr(embedder, field) is None,
+            missing and served,
             f"{key}.{field}",
             "missing; an embedder with engine or base_url needs it.",
         )
@@ -271,9 +268,11 @@ def _embedder(config: Config) -> _Rules:
         key,
         "set either engine (the name of a table in engines) or base_url, not both.",
     )
-    known = embedder.engine in (None, *config.engines)
-    problem = f"there is no table engines.{embedder.engine}"
-    yield not known, f"{key}.engine", f"{problem}; add it, or set base_url instead."
+    yield (
+        embedder.engine not in (None, *config.engines),
+        f"{key}.engine",
+        f"there is no table engines.{embedder.engine}; add it, or set base_url instead.",
+    )
 
 
 def _retrieval(config: Config) -> _Rules:

@@ -19,10 +19,7 @@ from msgspec.inspect import (
 
 from router.errors import BadConfig
 from serving.config.check import problems
-from serving.config.config import (
-    Config,
-    visit_texts,
-)
+from serving.config.config import Config, visit_texts
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRESETS = _PACKAGE / "presets"
