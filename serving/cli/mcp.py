@@ -191,11 +191,10 @@ def _heading(passage: evidence_pb2.Passage) -> str:
 
 
 def _fields(passage: evidence_pb2.Passage) -> dict[str, object]:
-    page = passage.page or None
     return {
         "title": passage.title,
         "document": passage.document,
-        "page": page,
+        "page": passage.page or None,
         "location": passage.location,
         "text": passage.text,
     }

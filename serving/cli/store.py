@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from rich.console import Console
-from rich.progress import SpinnerColumn, TextColumn
 from rolegate.client import AsyncClient
 
 from router.edge.grpc.convert_request import feedback_from_proto
@@ -41,7 +40,6 @@ from serving.cli.options import (
     check_new_file,
     connection,
     json_of,
-    status_of,
 )
 from serving.config.file import read_config
 from serving.files import replacing
@@ -121,15 +119,13 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
                 if step.number:
                     kind = "shuts out earlier releases"
                 print(f"{step.revision} {step.about} ({kind})")
-            done = "to do" if options.check else "done"
-            print(f"{counted(len(steps), 'revision')} {done}")
+            print(counted(len(steps), "revision"), "to do" if options.check else "done")
         return int(options.check and bool(steps))
 
-    about = "Check, upgrade, copy or restore the store."
     errors_only()
     return run_subcommand(
         "store",
-        about,
+        "Check, upgrade, copy or restore the store.",
         {
             "upgrade": upgrading,
             "check": _check,
@@ -366,7 +362,8 @@ def export(arguments: Sequence[str]) -> int:
     # On SIGTERM, exit by an exception, so that the unfinished file is removed
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        return status_of(lambda: asyncio.run(_export(options)))
+        asyncio.run(_export(options))
+        return 0
     except OSError as error:
         raise BadConfig(
             f"--out {options.out}: cannot be written: {error.strerror or error}."
@@ -384,15 +381,13 @@ async def _export(options: ExportOptions) -> None:
         end=options.until.timestamp() if options.until else None,
         training=options.training or options.purpose is not None,
     )
-    columns = SpinnerColumn(), TextColumn("exporting: {task.completed} runs")
     runs = 0
     async with aclosing(_records(options, run_filter)) as records:
         with (
             replacing(options.out) as unfinished,
-            progress_bar(*columns) as bar,
+            _progress("exporting runs") as on_progress,
             EXPORTS[options.out.suffix](unfinished) as write,
         ):
-            task = bar.add_task("", total=None)
             async for record in records:
                 rows: list[msgspec.Struct] = [export_row(record.run, record.feedback)]
                 if options.purpose:
@@ -400,7 +395,7 @@ async def _export(options: ExportOptions) -> None:
                 for row in rows:
                     write(row)
                 runs += bool(rows)
-                bar.update(task, completed=runs)
+                on_progress(runs)
             if not runs:  # `load_dataset` fails on a file without rows
                 raise BadRequest(f"--out {options.out}: not written, because no run matches.")
     print(f"{options.out}: {counted(runs, 'run')}")

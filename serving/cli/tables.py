@@ -29,13 +29,7 @@ from rolegate.v1.table_service_pb2 import TableOutcome
 from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
-from router.edge.rendering import (
-    UNSUPPORTED,
-    answer_from_proto,
-    event_line,
-    marked,
-    missed,
-)
+from router.edge.rendering import UNSUPPORTED, answer_from_proto, event_line, marked, missed
 from serving.cli.grid import new_table, print_line
 from serving.cli.options import json_of
 

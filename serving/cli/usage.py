@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rolegate.client import Client
 from rolegate.client.text import csv_text
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
+from router.ledger.usage import Bucket, Dimension
 from serving.cli.command import exclusive, parse
 from serving.cli.grid import counted
-from serving.cli.options import (
-    JSONConnectionOptions,
-    PeriodOptions,
-    json_of,
-    with_client,
-)
+from serving.cli.options import JSONConnectionOptions, PeriodOptions, json_of, with_client
 from serving.cli.tables import grouped_table, labels, uncounted, word
 from serving.terminal import table_console
 
-Dimension = Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]
 _DIMENSIONS: dict[str, Dimension] = {
     "tenant": "tenant",
     "role": "role",
@@ -54,7 +49,7 @@ class UsageOptions(PeriodOptions):
 
     by: tuple[str, ...] = ("role", "model")
     """Split the sums by these properties of calls: tenant, role, model, version, manager, key."""
-    per: Literal["hour", "day", "month"] | None = None
+    per: Bucket | None = None
     """Split the sums by hours, days or months, in UTC."""
     json: Annotated[bool, exclusive("format")] = False
     """Print JSON."""
