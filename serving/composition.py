@@ -69,7 +69,7 @@ from serving.retrieval.manifest import manifest_at, read_manifest
 from serving.retrieval.opening import Searched, check_access, open_indexes
 from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
-from serving.roles import all_roles, deployments, new_condenser
+from serving.roles import all_roles, new_condenser
 from serving.startup import open_upstreams
 from serving.telemetry.observers import Watched, open_observers
 from serving.tools.pool import ToolPool, tool_pool
@@ -104,15 +104,12 @@ class _Upstream(Frozen):
         """The places where roles' models are served, by their names in the ledger, each with its
         base URL; None for a provider that LiteLLM calls.
         """
-        return deployments(self.roles, self.managers, {"condense": self.condenser.role})
-
-
-class ExecutorVersions(Frozen):
-    """Versions of the executor, the routing of runs to them, and their trials."""
-
-    versions: Versions
-    routing: VersionRouting
-    trials: Trials
+        roles = (*self.roles.values(), *self.managers.values(), self.condenser.role)
+        return {
+            replica.deployment: replica.model.endpoint if role.streams else None
+            for role in roles
+            for replica in role.replicas
+        }
 
 
 class _Runs(Frozen):
@@ -121,7 +118,9 @@ class _Runs(Frozen):
     gateway: Gateway
     indexes: Indexes
     stored: Runs
-    executors: ExecutorVersions
+    versions: Versions
+    routing: VersionRouting
+    trials: Trials
     observers: Observers
     usages: SQLUsages
 
@@ -307,7 +306,7 @@ async def _open_runs(
 
         def wrapped(retriever: IndexRetriever) -> IndexRetriever:
             retriever = reranked(retriever, config.reranker, upstream.session, config.prices)
-            return ObservedRetriever(retriever, observers) if observers else retriever
+            return ObservedRetriever(retriever, observers)
 
         uploads = upstream.uploads
         indexes = Indexes(
@@ -324,10 +323,10 @@ async def _open_runs(
             observer=observers,
             conditions=lambda scope: {
                 "index": indexes.index_id(scope) or "",
-                "executor version": executors.routing.traffic.active,
+                "executor version": routing.traffic.active,
             },
         )
-        executors = await open_versions(
+        versions, routing, trials = await _open_versions(
             config,
             SQLVersionBook(database),
             archive,
@@ -337,10 +336,10 @@ async def _open_runs(
             indexes=indexes,
         )
 
-        executor: Executes = executors.routing
+        executor: Executes = routing
         if reports is not None:
             executor = ReportCache(
-                executors.routing,
+                routing,
                 indexes.index_id,
                 keep_s=config.report_cache.keep_s,
                 counts=reports,
@@ -352,11 +351,13 @@ async def _open_runs(
                 executor,
                 indexes,
                 lifecycle=lifecycle,
-                trials=executors.trials,
+                trials=trials,
             ),
             indexes,
-            Runs(archive, live, executors.trials.judge),
-            executors,
+            Runs(archive, live, trials.judge),
+            versions,
+            routing,
+            trials,
             observers,
             SQLUsages(database, journal.under_way),
         )
@@ -414,7 +415,7 @@ def _gateway(
     )
 
 
-async def open_versions(
+async def _open_versions(
     config: Config,
     book: VersionBook,
     archive: Archive,
@@ -423,9 +424,10 @@ async def open_versions(
     *,
     lifecycle: RunLifecycle,
     indexes: Indexes,
-) -> ExecutorVersions:
-    """Build the parts that manage versions of the executor: their loading into the engine, the
-    routing of runs to them, and their trials. Register the version that the config names.
+) -> tuple[Versions, VersionRouting, Trials]:
+    """Return the parts that manage versions of the executor: the versions, which load into the
+    engine, the routing of runs to them, and their trials. Register the version that the config
+    names.
 
     `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
     """
@@ -490,7 +492,7 @@ async def open_versions(
             f"executor version {active} is active, not {configured} as in the config; to activate "
             f"that one, run `rolegate versions promote {configured}`"
         )
-    return ExecutorVersions(versions, routing, trials)
+    return versions, routing, trials
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
@@ -540,7 +542,6 @@ async def _listening(
     gateway = runs.gateway
     readiness = upstream.readiness
     observers = runs.observers
-    executors = runs.executors
     tls = config.server.tls
     tables = TableServicer(gateway, runs.stored, access)
 
@@ -559,7 +560,7 @@ async def _listening(
         RunServicer(runs.stored),
         UsageServicer(runs.usages, reconciler),
         tables,
-        ExecutorVersionServicer(executors.versions, grpc),
+        ExecutorVersionServicer(runs.versions, grpc),
         AdminServicer(administered(grpc)),
         DocumentServicer(upstream.uploads),
         access=access,
@@ -570,7 +571,7 @@ async def _listening(
     pages = Site(access)
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts, runs.stored)
-    add_versions(pages, executors.versions, page)
+    add_versions(pages, runs.versions, page)
     add_keys(pages, administered(page))
     add_documents(
         pages,
@@ -614,10 +615,10 @@ async def _listening(
     port = await server.start(address)
     try:
         async with background_tasks(
-            executors.routing.follow(),
-            executors.trials.work(),
+            runs.routing.follow(),
+            runs.trials.work(),
             *(retriever.follow() for retriever in retrievers),
-            _recover(config, upstream, executors.routing),
+            _recover(config, upstream, runs.routing),
             *(
                 watch_role(name, role, readiness, gateway.probe)
                 for name, role in upstream.roles.items()
@@ -650,7 +651,7 @@ async def _drain(
         await asyncio.gather(server.drain(grace_s), http_server.drain())
 
 
-async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:
+async def _recover(config: Config, upstream: _Upstream, routing: VersionRouting) -> None:
     """Watch for engines that are up again after a failure. Close their circuit breakers, so that
     they are called, and reload the versions of the executor. Never returns.
     """
@@ -662,4 +663,4 @@ async def _recover(config: Config, upstream: _Upstream, executors: VersionRoutin
         for source in up & engines:
             upstream.endpoints.endpoint(source).breaker = Breaker()
             if source == f"engines.{config.roles.execution.engine}":
-                executors.reload()
+                routing.reload()

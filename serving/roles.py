@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -103,18 +102,6 @@ def new_role(
         structured=config.structured and name == "execution",
         tool_calls=config.tool_calls,
     )
-
-
-def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
-    """Return the places where the roles' models are served, by their names in the ledger, each with
-    its base URL; None for a provider that LiteLLM calls.
-    """
-    return {
-        replica.deployment: replica.model.endpoint if role.streams else None
-        for group in roles
-        for role in group.values()
-        for replica in role.replicas
-    }
 
 
 def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) -> list[Model]:

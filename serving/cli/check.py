@@ -126,8 +126,10 @@ def _not_built(config: Config) -> list[str]:
             continue
 
         if manifest.lexical != retrieval.lexical:
-            lexical = str(manifest.lexical).lower()
-            problems.append(f"{key}.lexical: must be {lexical} for the index in {retrieval.index}.")
+            problems.append(
+                f"{key}.lexical: must be {str(manifest.lexical).lower()} for the index in "
+                f"{retrieval.index}."
+            )
         elif manifest.lexical and not has_words(manifest):
             problems.append(f"{key}.index: {retrieval.index}: {OUTDATED}")
         embedder = identity_of(retrieval.embedder)

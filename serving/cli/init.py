@@ -148,8 +148,7 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
         for key in [key for key in table if key not in ("engine", "api_key_env")]:
             del table[key]  # these keys belong to the preset's model
     if model == "minilm":
-        for key in list(table):
-            del table[key]
+        table.clear()
         return
     dimension = answers["embedder_dimension"]
     wanted = {

@@ -11,7 +11,7 @@ from rolegate.client import Client, Stream
 from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
-from router.trace import Conversation, Execution, Run, Trajectory
+from router.trace import Conversation, Execution, Run
 from router.trace.run import RunKind, RunStatus
 from router.trace.values import ToolCall
 from serving.cli.command import POSITIONAL, exclusive, run_subcommand
@@ -184,7 +184,7 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
     executions: Sequence[Execution] = getattr(result, "executions", ())
     if isinstance(result, Execution):
         executions = (result,)
-    rounds = list(result.rounds) if isinstance(result, Trajectory) else []
+    rounds: Sequence[int] = getattr(result, "rounds", ())
     starts = {sum(rounds[:number]): number + 1 for number in range(len(rounds))}
     for index, execution in enumerate(executions):
         if index in starts:

@@ -374,15 +374,8 @@ def export(arguments: Sequence[str]) -> int:
 
 async def _export(options: ExportOptions) -> None:
     """Write the file, and print the number of runs in it. Raises `BadRequest` if no run matches."""
-    run_filter = RunFilter(
-        tenant=options.tenant,
-        kind=options.kind,
-        start=options.since.timestamp() if options.since else None,
-        end=options.until.timestamp() if options.until else None,
-        training=options.training or options.purpose is not None,
-    )
     runs = 0
-    async with aclosing(_records(options, run_filter)) as records:
+    async with aclosing(_records(options)) as records:
         with (
             replacing(options.out) as unfinished,
             _progress("exporting runs") as on_progress,
@@ -401,21 +394,29 @@ async def _export(options: ExportOptions) -> None:
     print(f"{options.out}: {counted(runs, 'run')}")
 
 
-async def _records(options: ExportOptions, wanted: RunFilter) -> AsyncGenerator[ExportedRun, None]:
+async def _records(options: ExportOptions) -> AsyncGenerator[ExportedRun, None]:
     """Yield the runs to export, from a gateway or from the config's store."""
+    training = options.training or options.purpose is not None
     if options.address is None:
         assert options.config is not None
+        wanted = RunFilter(
+            tenant=options.tenant,
+            kind=options.kind,
+            start=options.since.timestamp() if options.since else None,
+            end=options.until.timestamp() if options.until else None,
+            training=training,
+        )
         async with opened_store(options.config) as database:
             async for record in SQLArchive(database).export(wanted):
                 yield record
         return
     async with AsyncClient(connection(options, options.address)) as client:
         exported = client.export(
-            tenant=wanted.tenant or "",
-            kind=wanted.kind,
+            tenant=options.tenant or "",
+            kind=options.kind,
             start=options.since,
             end=options.until,
-            for_training=wanted.training,
+            for_training=training,
         )
         async for message in exported:
             run = msgspec.json.decode(message.trace_json, type=Run)

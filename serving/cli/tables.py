@@ -230,11 +230,11 @@ _CAPTION = "version/active version: both on the same runs; tokens per run"
 def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
     """Return a table with a row for each version: its state, and the figures of its trial."""
     texts = [Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)")]
-    table = new_table([*texts, "runs", "right", "failed", "tokens"], texts=3)
+    rows = []
     for version in versions:
         figures = _trial_figures(version.figures) if version.HasField("figures") else ()
-        since = _time(version.state_time)
-        table.add_row(escape(version.version), state_of(version), since, *figures)
+        rows.append((version.version, state_of(version), _time(version.state_time), *figures))
+    table = new_table([*texts, "runs", "right", "failed", "tokens"], rows, texts=3)
     if any(version.HasField("figures") for version in versions):
         table.caption = _CAPTION
         table.caption_justify = "left"
