@@ -20,7 +20,7 @@ from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
 from router.runs.archive import ExportedRun
 from router.store import Database, SQLArchive, opened
-from router.store.check import Checked, Problem, check
+from router.store.check import Problem, check
 from router.store.copies.restore import restore
 from router.store.copies.transfer import export_rows, import_rows
 from router.store.database import default_log, sqlite_file, upgrade
@@ -163,10 +163,16 @@ async def _check(options: JSONConfigOptions) -> int:
         Problem("log", f"segment {number} is missing: runs that only it contained are lost")
         for number in missing
     ]
+    verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
+    if checked.problems:
+        verdict = counted(len(checked.problems), "problem")
+    lines = [f"{problem.where}: {problem.what}" for problem in checked.problems]
+    sums = f"{counted(checked.runs, 'run')}, {counted(checked.calls, 'call')}"
+    lines.append(f"schema {checked.schema}, {sums} and their references: {verdict}")
     if options.json:
         print(json_of(checked))
     else:
-        _show_checked(checked, Console(soft_wrap=True))
+        print_lines(Console(soft_wrap=True), lines)
     return int(bool(checked.problems))
 
 
@@ -261,21 +267,6 @@ async def _restore(options: RestoreOptions) -> None:
     print(f"{file}: restored from {options.file}")
     if end:
         print(f"{file}{end}: the store before")
-
-
-def _show_checked(checked: Checked, console: Console) -> None:
-    verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
-    if checked.problems:
-        verdict = counted(len(checked.problems), "problem")
-    runs = counted(checked.runs, "run")
-    calls = counted(checked.calls, "call")
-    print_lines(
-        console,
-        [
-            *(f"{problem.where}: {problem.what}" for problem in checked.problems),
-            f"schema {checked.schema}, {runs}, {calls} and their references: {verdict}",
-        ],
-    )
 
 
 _GROUP_CHARS = 32_000_000

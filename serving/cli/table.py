@@ -11,7 +11,6 @@ from typing import Annotated, ClassVar
 import msgspec
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Table
 from rolegate.client.requests import TableOptions
@@ -171,7 +170,9 @@ class TableView(RunView):
         """
         message = table.message
         if self.out.is_terminal:
-            self.out.print(_grid(message.columns, message.rows))
+            names = [escape(column.name) for column in message.columns]
+            cells = (map(_shown, row.cells) for row in message.rows)
+            self.out.print(new_table(names, cells, texts=len(names)))
         else:
             self.out.out(table.to_markdown(), end="", highlight=False)
         for line in _to_check(message):
@@ -194,12 +195,6 @@ class TableView(RunView):
             excluded = f", {len(message.excluded)} excluded (see --excluded)"
         line = f"{outcome}: {rows}{estimated}{note}{excluded}; {message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
-
-
-def _grid(columns: Sequence[pb.Column], rows: Sequence[pb.Row]) -> Grid:
-    names = [escape(column.name) for column in columns]
-    cells = [map(_shown, row.cells) for row in rows]
-    return new_table(names, cells, texts=len(names))
 
 
 def _shown(cell: pb.Cell) -> Text:

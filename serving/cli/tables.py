@@ -198,8 +198,9 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
                 f"{call.duration.ToTimedelta().total_seconds():.2f}",
             )
         )
-    names = ("#", "role", "model", "why", "outcome", "prompt", "written", "cost", "s")
-    return new_table(names, rows, texts=5)
+    return new_table(
+        ("#", "role", "model", "why", "outcome", "prompt", "written", "cost", "s"), rows, texts=5
+    )
 
 
 def feedback_line(feedback: Feedback) -> str:

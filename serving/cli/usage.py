@@ -72,19 +72,12 @@ def usage(arguments: Sequence[str]) -> int:
     return with_client(_show, parse(UsageOptions, "usage", arguments))
 
 
-def _dimensions(words: Sequence[str]) -> list[str]:
-    """Return the names in the words of --by, such as "role,model", without repetitions. Raises
-    `BadConfig` for an unknown name.
-    """
-    names = list(dict.fromkeys(filter(None, ",".join(words).split(","))))
-    for name in names:
+def _show(client: Client, options: UsageOptions) -> None:
+    # A value of --by may name several properties, such as "role,model"
+    by = list(dict.fromkeys(filter(None, ",".join(options.by).split(","))))
+    for name in by:
         if name not in _DIMENSIONS:
             raise BadConfig(f"--by: {name!r} is unknown; use {', '.join(_DIMENSIONS)}.")
-    return names
-
-
-def _show(client: Client, options: UsageOptions) -> None:
-    by = _dimensions(options.by)
     report = client.usage(
         start=options.since,
         end=options.until,
