@@ -488,7 +488,7 @@ async def filled_table(
     roles. Raises `UpstreamError` or `OutOfTime` if it could not be filled.
     """
     assert question.table
-    wide = runtime.wide_search(executor)
+    wide, _ = runtime.tables("factorized", executor)
     context = runtime.context(wide.limits.timeout_s)
     run = await fill(wide, question.table, context)
     return table_of(run), len(run.executions), _tokens(context).total()

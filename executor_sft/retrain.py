@@ -11,6 +11,8 @@ gateway's gate decides whether it is promoted (`rolegate versions decisions`).
 from collections.abc import Iterator
 from pathlib import Path
 
+from rolegate.client import GatewayError
+
 from executor_sft import dataset, evaluate, mine, publish, train
 from executor_sft import filter as filter_step
 from executor_sft.command import Count
@@ -143,8 +145,10 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     evaluate.run(evaluation)
     yield "evaluate", _worse(evaluation.out)
     version = publish.publish(training.out, config, evaluation.out / evaluate.RESULT)
-    status = with_client(lambda client, _: publish.try_version(client, version), options)
-    yield "publish", f"the gateway did not take {version.name}." if status else ""
+    try:
+        with_client(lambda client, _: publish.try_version(client, version), options)
+    except GatewayError as error:
+        yield "publish", f"the gateway did not take {version.name}: {error}"
 
 
 def _worse(evaluated: Path) -> str:

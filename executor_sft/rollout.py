@@ -459,7 +459,7 @@ def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
         [runtime.executor(role, one_search) for role in roles],
         runtime.judge,
         runtime.context,
-        runtime.wide_search(teacher),
+        runtime.tables("factorized", teacher)[0],
     )
 
 

@@ -42,7 +42,6 @@ from serving.topologies import (
     new_host,
     new_search,
     new_tables,
-    new_wide_search,
     new_worker,
 )
 
@@ -150,10 +149,6 @@ class Runtime:
         """Return a search for answers, with `executor` and the config's delegator and answerer."""
         return new_search(self.config.search, self._others, executor)
 
-    def wide_search(self, executor: Executor) -> WideSearch:
-        """Return a search that fills tables, with `executor` and the config's delegator."""
-        return new_wide_search(self.config, self._others, executor, self.retriever)
-
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
         """Return the topology `name`, which is `factorized` or `host` (with managers).
 
@@ -167,11 +162,13 @@ class Runtime:
             return Topology(self.search(executor), roles)
         return new_host(self.config, roles, self._managers, executor)
 
-    def tables(self, name: TopologyName) -> tuple[WideSearch, dict[str, Role]]:
-        """Return the search that fills tables in the topology `name`, and its roles by name. Raises
-        the errors of `topology`.
+    def tables(
+        self, name: TopologyName, executor: Executor | None = None
+    ) -> tuple[WideSearch, dict[str, Role]]:
+        """Return the search that fills tables in the topology `name`, and its roles by name.
+        `executor`: the executor to use; None for the config's. Raises the errors of `topology`.
         """
-        executor = self.executor()
+        executor = executor or self.executor()
         roles = {**self._others, "execution": executor.role(self.context())}
         managers = self._managers if name == "host" else {}
         return new_tables(self.config, roles, executor, self.retriever, managers)

@@ -23,9 +23,9 @@ def workers_of(address: str, kind: type) -> Any:
     this process. Blocks for seconds.
 
     A method of a worker is called by `worker.method.remote(…)`, with arguments that can be pickled,
-    and the result is got by `finished`. `address`: HOST:PORT of the cluster's head, or `local` for
-    a new cluster of this machine's cores. `kind`: class of the workers. Raises `BadConfig` if the
-    cluster cannot be reached.
+    and its result is obtained by `finished`. `address`: HOST:PORT of the cluster's head, or `local`
+    for a new cluster of this machine's cores. `kind`: class of the workers. Raises `BadConfig` if
+    the cluster cannot be reached.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray

@@ -60,7 +60,7 @@ from router.trace.scope import DEFAULT_INDEX, UPLOADS
 from router.trace.values import TopologyName
 from router.versions import GateRule, HeldOutQuestion, HeldOutTest, Trials, VersionRouting, Versions
 from router.versions.book import Traffic, VersionBook
-from serving.config.config import Config, RoleConfig, ServerConfig, place_of
+from serving.config.config import Config, ServerConfig, place_of
 from serving.config.prices import unpriced
 from serving.config.secrets import missing
 from serving.engines.engine import Log
@@ -69,16 +69,11 @@ from serving.retrieval.manifest import manifest_at, read_manifest
 from serving.retrieval.opening import Searched, check_access, open_indexes
 from serving.retrieval.reranker import reranked
 from serving.retrieval.services import RetrievalServicer
-from serving.roles import all_roles, deployments, new_condenser
+from serving.roles import all_roles, new_condenser
 from serving.startup import open_upstreams
 from serving.telemetry.observers import Watched, open_observers
-from serving.tools import ToolPool, tool_pool
-from serving.topologies import (
-    new_host,
-    new_search,
-    new_tables,
-    new_worker,
-)
+from serving.tools.pool import ToolPool, tool_pool
+from serving.topologies import new_host, new_search, new_tables, new_worker
 from serving.uploads.uploads import StoredUploads, opened_uploads
 
 _GATE_ERROR = 0.05
@@ -109,15 +104,12 @@ class _Upstream(Frozen):
         """The places where roles' models are served, by their names in the ledger, each with its
         base URL; None for a provider that LiteLLM calls.
         """
-        return deployments(self.roles, self.managers, {"condense": self.condenser.role})
-
-
-class ExecutorVersions(Frozen):
-    """Versions of the executor, the routing of runs to them, and their trials."""
-
-    versions: Versions
-    routing: VersionRouting
-    trials: Trials
+        roles = (*self.roles.values(), *self.managers.values(), self.condenser.role)
+        return {
+            replica.deployment: replica.model.endpoint if role.streams else None
+            for role in roles
+            for replica in role.replicas
+        }
 
 
 class _Runs(Frozen):
@@ -125,9 +117,10 @@ class _Runs(Frozen):
 
     gateway: Gateway
     indexes: Indexes
-    services: tuple[RetrievalServicer, RunServicer, UsageServicer]
     stored: Runs
-    executors: ExecutorVersions
+    versions: Versions
+    routing: VersionRouting
+    trials: Trials
     observers: Observers
     usages: SQLUsages
 
@@ -151,8 +144,7 @@ async def running_gateway(
     `journal` returns a wrapper of the store's journal. When the context is left, running requests
     get `server.grace_s` seconds to finish. Raises `BadConfig` or `BadIndex`.
     """
-    judge = _judge(config)
-    for problem in missing(config, {"distillation.judge": judge} if judge else {}):
+    for problem in missing(config):
         raise BadConfig(problem)
     database = await Database.open(config.server.store)
     try:
@@ -227,26 +219,18 @@ async def _open_upstream(
     of the config's; None for the config's. Raises `BadConfig` or `BadIndex`.
     """
     readiness = Readiness()
-    on_change = partial(readiness.report, "retrieval.embedder", ["retrieval"])
     opened = partial(
         open_indexes,
         config.all_indexes,
         log,
         config.engines,
         embeds=config.uploads.folder is not None,
-        on_change=on_change,
+        on_change=partial(readiness.report, "retrieval.embedder", ["retrieval"]),
     )
     searched = Searched({DEFAULT_INDEX: double}) if double else None
     opening = opened if searched is None else lambda **_: nullcontext(searched)
-    judge = _judge(config)
     async with (
-        open_upstreams(
-            config,
-            log,
-            opening,
-            [judge] if judge else [],
-            readiness=readiness,
-        ) as started,
+        open_upstreams(config, log, opening, readiness=readiness) as started,
         tool_pool(config.tools, readiness) as tools,
         opened_uploads(config, started.retrieval.embedder) as uploads,
     ):
@@ -322,7 +306,7 @@ async def _open_runs(
 
         def wrapped(retriever: IndexRetriever) -> IndexRetriever:
             retriever = reranked(retriever, config.reranker, upstream.session, config.prices)
-            return ObservedRetriever(retriever, observers) if observers else retriever
+            return ObservedRetriever(retriever, observers)
 
         uploads = upstream.uploads
         indexes = Indexes(
@@ -339,10 +323,10 @@ async def _open_runs(
             observer=observers,
             conditions=lambda scope: {
                 "index": indexes.index_id(scope) or "",
-                "executor version": executors.routing.traffic.active,
+                "executor version": routing.traffic.active,
             },
         )
-        executors = await open_versions(
+        versions, routing, trials = await _open_versions(
             config,
             SQLVersionBook(database),
             archive,
@@ -352,39 +336,30 @@ async def _open_runs(
             indexes=indexes,
         )
 
-        executor: Executes = executors.routing
+        executor: Executes = routing
         if reports is not None:
             executor = ReportCache(
-                executors.routing,
+                routing,
                 indexes.index_id,
                 keep_s=config.report_cache.keep_s,
                 counts=reports,
             )
-        gateway = _gateway(
-            config,
-            upstream,
-            executor,
-            indexes,
-            lifecycle=lifecycle,
-            trials=executors.trials,
-        )
-
-        usages = SQLUsages(database, journal.under_way)
-        engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
-        stored = Runs(archive, live, executors.trials.judge)
-        services = (
-            RetrievalServicer(indexes, default_top_k=config.search.top_k),
-            RunServicer(stored),
-            UsageServicer(usages, Reconciler(upstream.deployments, engine_counts, usages)),
-        )
         yield _Runs(
-            gateway,
+            _gateway(
+                config,
+                upstream,
+                executor,
+                indexes,
+                lifecycle=lifecycle,
+                trials=trials,
+            ),
             indexes,
-            services,
-            stored,
-            executors,
+            Runs(archive, live, trials.judge),
+            versions,
+            routing,
+            trials,
             observers,
-            usages,
+            SQLUsages(database, journal.under_way),
         )
 
 
@@ -440,7 +415,7 @@ def _gateway(
     )
 
 
-async def open_versions(
+async def _open_versions(
     config: Config,
     book: VersionBook,
     archive: Archive,
@@ -449,9 +424,10 @@ async def open_versions(
     *,
     lifecycle: RunLifecycle,
     indexes: Indexes,
-) -> ExecutorVersions:
-    """Build the parts that manage versions of the executor: their loading into the engine, the
-    routing of runs to them, and their trials. Register the version that the config names.
+) -> tuple[Versions, VersionRouting, Trials]:
+    """Return the parts that manage versions of the executor: the versions, which load into the
+    engine, the routing of runs to them, and their trials. Register the version that the config
+    names.
 
     `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
     """
@@ -483,8 +459,7 @@ async def open_versions(
     search = partial(new_search, config.search, upstream.roles)
     held_out = None
     if config.versions.held_out:
-        questions = _held_out(config.versions.held_out)
-        held_out = HeldOutTest(questions, routing, search, lifecycle)
+        held_out = HeldOutTest(_held_out(config.versions.held_out), routing, search, lifecycle)
     versions = Versions(
         book,
         loading.load,
@@ -493,7 +468,7 @@ async def open_versions(
         on_change=routing.refresh,
         held_out=held_out,
     )
-    judge = _judge(config)
+    judge = config.called_roles.get("distillation.judge")
     trials = Trials(
         routing,
         search,
@@ -517,14 +492,7 @@ async def open_versions(
             f"executor version {active} is active, not {configured} as in the config; to activate "
             f"that one, run `rolegate versions promote {configured}`"
         )
-    return ExecutorVersions(versions, routing, trials)
-
-
-def _judge(config: Config) -> RoleConfig | None:
-    """Return the model that judges the answers of trials; None if the config has no judge, or if
-    the gate is not enabled.
-    """
-    return config.distillation.judge if config.versions.gate.enabled else None
+    return versions, routing, trials
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
@@ -574,21 +542,25 @@ async def _listening(
     gateway = runs.gateway
     readiness = upstream.readiness
     observers = runs.observers
-    executors = runs.executors
     tls = config.server.tls
     tables = TableServicer(gateway, runs.stored, access)
 
+    indexes = sorted(config.all_indexes)
     administered = partial(
         Administration,
-        indexes=sorted(config.all_indexes),
+        indexes=indexes,
         unpriced=partial(unpriced, config),
     )
     grpc, page = (Auditor(accounts, door, access.outdate) for door in ("grpc", "page"))
+    engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
+    reconciler = Reconciler(upstream.deployments, engine_counts, runs.usages)
     server = Server(
         gateway,
-        *runs.services,
+        RetrievalServicer(runs.indexes, default_top_k=config.search.top_k),
+        RunServicer(runs.stored),
+        UsageServicer(runs.usages, reconciler),
         tables,
-        ExecutorVersionServicer(executors.versions, grpc),
+        ExecutorVersionServicer(runs.versions, grpc),
         AdminServicer(administered(grpc)),
         DocumentServicer(upstream.uploads),
         access=access,
@@ -599,9 +571,8 @@ async def _listening(
     pages = Site(access)
     add_runs(pages, runs.stored)
     add_usage(pages, runs.usages, accounts, runs.stored)
-    add_versions(pages, executors.versions, page)
+    add_versions(pages, runs.versions, page)
     add_keys(pages, administered(page))
-    indexes = sorted(config.all_indexes)
     add_documents(
         pages,
         upstream.uploads,
@@ -612,7 +583,7 @@ async def _listening(
         },
     )
     if upstream.uploads:
-        indexes.append(UPLOADS)
+        indexes = [*indexes, UPLOADS]
     add_asking(pages, gateway, tables.detached, runs=runs.stored, indexes=indexes)
     folder = config.retrieval.index
     RunPages(
@@ -630,15 +601,13 @@ async def _listening(
         chat_tasks=config.server.chat_tasks,
         indexes=indexes,
     )
-    limits = Limits(connections_per_address=config.server.http_connections_per_address)
-    hosts = config.server.http_hosts
     http_server = HTTPServer(
         app,
         config.server.grace_s,
         access=access,
         tls=tls,
-        limits=limits,
-        hosts=hosts,
+        limits=Limits(connections_per_address=config.server.http_connections_per_address),
+        hosts=config.server.http_hosts,
     )
     retrievers = upstream.retrievers.values()
     await asyncio.gather(*(retriever.probe() for retriever in retrievers))
@@ -646,10 +615,10 @@ async def _listening(
     port = await server.start(address)
     try:
         async with background_tasks(
-            executors.routing.follow(),
-            executors.trials.work(),
+            runs.routing.follow(),
+            runs.trials.work(),
             *(retriever.follow() for retriever in retrievers),
-            _recover(config, upstream, executors.routing),
+            _recover(config, upstream, runs.routing),
             *(
                 watch_role(name, role, readiness, gateway.probe)
                 for name, role in upstream.roles.items()
@@ -682,7 +651,7 @@ async def _drain(
         await asyncio.gather(server.drain(grace_s), http_server.drain())
 
 
-async def _recover(config: Config, upstream: _Upstream, executors: VersionRouting) -> None:
+async def _recover(config: Config, upstream: _Upstream, routing: VersionRouting) -> None:
     """Watch for engines that are up again after a failure. Close their circuit breakers, so that
     they are called, and reload the versions of the executor. Never returns.
     """
@@ -694,4 +663,4 @@ async def _recover(config: Config, upstream: _Upstream, executors: VersionRoutin
         for source in up & engines:
             upstream.endpoints.endpoint(source).breaker = Breaker()
             if source == f"engines.{config.roles.execution.engine}":
-                executors.reload()
+                routing.reload()

@@ -28,8 +28,8 @@ def plain_tracebacks() -> None:
 
 
 def json_lines() -> None:
-    """Log one JSON object per line, with the run, the tenant and the request that it is about. So
-    are the records of libraries, which write them by `logging` and `warnings`.
+    """Log one JSON object per line, with the run, tenant and request that it is about. Records that
+    libraries write by `logging` or `warnings` are logged in the same form.
     """
     known: list[Processor] = [
         structlog.contextvars.merge_contextvars,

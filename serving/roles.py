@@ -2,9 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -78,10 +76,12 @@ def new_role(
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
     models = _models(config, pool, [base_url, *config.replicas] if base_url else [])
-    places = [f"engines.{config.engine}" if config.engine else models[0].endpoint]
-    places += [model.endpoint for model in models[1:]]
+    deployed = [model.endpoint for model in models]
+    if config.engine:
+        deployed[0] = f"engines.{config.engine}"
     first, *others = [
-        Replica(*each, upstreams.endpoint(each[1])) for each in zip(models, places, strict=True)
+        Replica(model, deployment, upstreams.endpoint(deployment))
+        for model, deployment in zip(models, deployed, strict=True)
     ]
     return Role(
         name,
@@ -104,18 +104,6 @@ def new_role(
     )
 
 
-def deployments(*roles: Mapping[Any, Role]) -> dict[str, str | None]:
-    """Return the places where the roles' models are served, by their names in the ledger, each with
-    its base URL; None for a provider that LiteLLM calls.
-    """
-    return {
-        replica.deployment: replica.model.endpoint if role.streams else None
-        for group in roles
-        for role in group.values()
-        for replica in role.replicas
-    }
-
-
 def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) -> list[Model]:
     """Return the role's model at each of `base_urls`; if there are none, the model called through
     LiteLLM.
@@ -125,16 +113,19 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
         return [
             LiteLLMModel(config.model, api_key=key, extra_body=config.extra_body, omit=config.omit)
         ]
-    new = partial(
-        OpenAIHTTP,
-        pool,
-        model=config.model,
-        api_key=key,
-        thinking=config.thinking,
-        omit=config.omit,
-    )
-    interval = _INTERVAL if config.engine else None
-    return [new(url, extra_body=config.extra_body, interval=interval) for url in base_urls]
+    return [
+        OpenAIHTTP(
+            pool,
+            url,
+            model=config.model,
+            api_key=key,
+            thinking=config.thinking,
+            omit=config.omit,
+            extra_body=config.extra_body,
+            interval=_INTERVAL if config.engine else None,
+        )
+        for url in base_urls
+    ]
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
@@ -154,8 +145,9 @@ def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[Role
             structured=role.structured,
         )
 
-    others = {name: described.fallbacks for name, described in config.roles.by_name.items()}
-    return {
-        name: replace(role, fallbacks=tuple(stand_in(role, roles[other]) for other in others[name]))
-        for name, role in roles.items()
-    }
+    with_fallbacks = {}
+    for name, described in config.roles.by_name.items():
+        role = roles[name]
+        fallbacks = tuple(stand_in(role, roles[other]) for other in described.fallbacks)
+        with_fallbacks[name] = replace(role, fallbacks=fallbacks)
+    return with_fallbacks

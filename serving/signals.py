@@ -43,7 +43,7 @@ def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
     """Keep `service` open until SIGTERM or SIGINT, then close it. The service yields the address at
-    which it listens. A signal while it starts stops it, too. A second signal while it closes ends
+    which it listens. A signal during the start also stops it. A second signal while it closes ends
     its grace period.
     """
     this = asyncio.current_task()

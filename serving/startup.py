@@ -45,9 +45,9 @@ async def open_upstreams(
     """Start the engines of all roles and of `also`, and concurrently, open a retriever or an
     embedder. Then open connections to all models.
 
-    `opened`: returns the context manager of the retriever or embedder; called with `cpu_threads`,
-    as `engine` is. `also`: further roles, such as a judge. `readiness`: is notified when an engine
-    fails, and when it is up again. Raises `BadConfig` or `BadIndex`.
+    `opened`: returns the context manager of the retriever or embedder; called with the argument
+    `cpu_threads` of `engine`. `also`: further roles, such as a judge. `readiness`: is notified when
+    an engine fails, and when it is up again. Raises `BadConfig` or `BadIndex`.
     """
     served: dict[str, dict[str, None]] = {}
     for role in (*config.called_roles.values(), *also):
@@ -77,8 +77,9 @@ async def open_upstreams(
         pool = await stack.enter_async_context(ConnectionPool(_MAX_CONNECTIONS))
         session = await stack.enter_async_context(upstream_session())
         stack.push_async_callback(close_clients)
-        new = partial(new_role, pool=pool, engines=engines)
-        yield Started(engines, retriever.result(), session, new)
+        yield Started(
+            engines, retriever.result(), session, partial(new_role, pool=pool, engines=engines)
+        )
 
 
 def _needed_by(config: Config, engine: str) -> list[Need]:

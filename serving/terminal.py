@@ -11,14 +11,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.control import _CONTROL_STRIP_TRANSLATE
 from rich.file_proxy import FileProxy
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rolegate.client.text import SHOWN, visible
 
 _PIPE_WIDTH = 4000
@@ -38,20 +31,21 @@ def complain(text: str) -> None:
     print(visible(text), file=sys.stderr)
 
 
-def progress_bar(*columns: ProgressColumn) -> Progress:
+def progress_bar() -> Progress:
     """Return progress bars for standard error, which are shown while the object is open as a
-    context manager. If standard error is not a terminal, nothing is shown. Without `columns`, a bar
-    has a description, the count of finished items, and the remaining time.
+    context manager. A bar has a description, the count of finished items, and the remaining time.
+    If standard error is not a terminal, nothing is shown.
     """
     console = Console(stderr=True)
-    console.quiet = not console.is_interactive
-    usual = (
+    return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_interactive,
     )
-    return Progress(*(columns or usual), console=console, transient=True)
 
 
 class _Visible(FileProxy):

@@ -11,14 +11,7 @@ from msgspec.structs import replace
 from router.calls import Role
 from router.protocol import parse_turn
 from router.protocol.turns import ExecutionTurn
-from router.search import (
-    Answerer,
-    Delegator,
-    Executor,
-    FactorizedSearch,
-    Indexes,
-    Topology,
-)
+from router.search import Answerer, Delegator, Executor, FactorizedSearch, Indexes, Topology
 from router.search.agent import Agent, ExecutorLimits
 from router.search.delegator import HOST_STOP
 from router.search.executor import Executes
@@ -41,8 +34,9 @@ PROMPTS = Path(__file__).parent / "prompts" / "full"
 
 def condenser_config(config: Config) -> RoleConfig:
     """Return the config of the condenser: its own, or the delegator's with another prompt."""
-    delegation = config.roles.delegation
-    return config.condenser or replace(delegation, prompt=str(PROMPTS / "condense.txt"))
+    return config.condenser or replace(
+        config.roles.delegation, prompt=str(PROMPTS / "condense.txt")
+    )
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
@@ -50,13 +44,11 @@ def manager_configs(config: Config) -> dict[str, RoleConfig]:
     prompt for managers.
     """
     other = replace(config.roles.delegation, prompt=str(PROMPTS / "manager.txt"), fallbacks=())
-    configs = {
-        name: (manager.role or other, manager.prompt) for name, manager in config.managers.items()
-    }
-    return {
-        name: replace(role, prompt=prompt or role.prompt)
-        for name, (role, prompt) in configs.items()
-    }
+    configs = {}
+    for name, manager in config.managers.items():
+        role = manager.role or other
+        configs[name] = replace(role, prompt=manager.prompt or role.prompt)
+    return configs
 
 
 def new_managers(
@@ -72,12 +64,11 @@ def new_managers(
     managers without tools. `report`: parses a manager's report. `with_tools`: the executors for
     managers with tools, by manager.
     """
-    max_sub_queries = config.search.max_sub_queries
     return Managers(
         [
             Manager(
                 name,
-                Delegator(roles[name], max_sub_queries, report=report),
+                Delegator(roles[name], config.search.max_sub_queries, report=report),
                 with_tools.get(name, workers),
                 manager.max_rounds,
                 manager.max_workers,
@@ -112,36 +103,30 @@ def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
 
 def _with_managers(config: Config, role: Role) -> Role:
     """Return the delegator's role with a list of the managers in its instructions."""
-    listed = "\n".join(f"- {name}: {manager.about}" for name, manager in config.managers.items())
-    return _with_instructions(
-        role, (PROMPTS / "host.txt").read_text("utf-8").strip().replace("{managers}", listed)
-    )
+    return _with_instructions(role, _about_managers(config, "host.txt"))
 
 
 def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role]:
     """Return managers' roles, each with a list of the other managers in its instructions."""
     return {
-        name: _with_instructions(role, _others(config, name)) for name, role in managers.items()
+        name: _with_instructions(role, _about_managers(config, "escalate.txt", but=name))
+        for name, role in managers.items()
     }
 
 
-def _others(config: Config, name: str) -> str:
-    """Return instructions with a list of all managers but `name`, so that `name` and its workers
-    can refer a question to another manager. Empty if there is no other manager.
+def _about_managers(config: Config, file: str, but: str = "") -> str:
+    """Return the instructions in a file of `PROMPTS`, with a list of all managers except `but`.
+    Empty if there is no such manager.
     """
     listed = "\n".join(
-        f"- {other}: {manager.about}" for other, manager in config.managers.items() if other != name
+        f"- {name}: {manager.about}" for name, manager in config.managers.items() if name != but
     )
-    return listed and (PROMPTS / "escalate.txt").read_text("utf-8").strip().replace(
-        "{managers}", listed
-    )
+    return listed and (PROMPTS / file).read_text("utf-8").strip().replace("{managers}", listed)
 
 
 def _with_instructions(role: Role, text: str) -> Role:
-    if not text:
-        return role
-    fallbacks = tuple(_with_instructions(other, text) for other in role.fallbacks)
-    return dataclasses.replace(role, system=f"{role.system}\n\n{text}", fallbacks=fallbacks)
+    """Return the role with `text`, unless it is empty, after its system prompt."""
+    return role.with_system(lambda system: f"{system}\n\n{text}") if text else role
 
 
 def new_worker(
@@ -159,38 +144,14 @@ def new_worker(
     `limits`: None for the config's. `manager`: the manager that it works for, so that its
     instructions list the other managers; empty for none.
     """
-    others = _others(config, manager) if manager else ""
-    limits = limits or executor_limits(config.search)
-    own = _in_tables(role, config.roles.table_execution)
+    others = _about_managers(config, "escalate.txt", but=manager) if manager else ""
+    in_tables = _with_instructions(_in_tables(role, config.roles.table_execution), others)
     role = _with_instructions(role, others)
-    own = _with_instructions(own, others)
+    limits = limits or executor_limits(config.search)
     limits = limits if retriever else dataclasses.replace(limits, access_k=0)
     long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
-    agent = Agent(own, retriever, long, EXECUTOR_OF_TABLES, tools)
+    agent = Agent(in_tables, retriever, long, EXECUTOR_OF_TABLES, tools)
     return Executor(role, retriever, limits, forms={TABLE_FORM: agent}, tools=tools)
-
-
-def new_wide_search(
-    config: Config,
-    roles: Mapping[RoleName, Role],
-    executor: Executes,
-    searched: IndexRetriever | Indexes,
-    managers: Managers | None = None,
-) -> WideSearch:
-    """Return the search that fills tables. `searched`: the indexes to search for values of
-    conditions, or the only index. `managers`: the managers between the delegator and the executors;
-    None if the delegator leads the executors itself.
-    """
-    role = _in_tables(roles["delegation"], config.roles.table_delegation)
-    role = _with_managers(config, role) if managers else role
-    return WideSearch(
-        Delegator(role, config.table.discoveries, STOP, managed=managers is not None),
-        managers or executor,
-        config.table,
-        early_dispatch=config.search.early_dispatch,
-        managers=managers.names if managers else (),
-        indexes=Indexes.of(searched),
-    )
 
 
 def new_tables(
@@ -202,31 +163,33 @@ def new_tables(
     *,
     with_tools: Mapping[str, Executes] = {},
 ) -> tuple[WideSearch, dict[str, Role]]:
-    """Return the search that fills tables, and its roles by name. `searched`: as for
-    `new_wide_search`. `managing`: the managers' roles by name; empty to fill tables without
-    managers. `with_tools`: the executors for managers with tools, by manager.
+    """Return the search that fills tables, and its roles by name.
+
+    `searched`: the indexes to search for values of conditions, or the only index. `managing`: the
+    managers' roles by name; empty to fill tables without managers. `with_tools`: the executors for
+    managers with tools, by manager.
     """
     in_tables = (PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
         name: _with_instructions(role, in_tables)
         for name, role in _with_others(config, managing).items()
     }
-    managers = (
-        new_managers(
-            config,
-            managing,
-            executor,
-            parse_table_turn,
-            with_tools,
-        )
-        if managing
-        else None
+    managers = None
+    lead = _in_tables(roles["delegation"], config.roles.table_delegation)
+    if managing:
+        managers = new_managers(config, managing, executor, parse_table_turn, with_tools)
+        lead = _with_managers(config, lead)
+    search = WideSearch(
+        Delegator(lead, config.table.discoveries, STOP, managed=managers is not None),
+        managers or executor,
+        config.table,
+        early_dispatch=config.search.early_dispatch,
+        managers=managers.names if managers else (),
+        indexes=Indexes.of(searched),
     )
-    wide = new_wide_search(config, roles, executor, searched, managers)
-    execution = _in_tables(roles["execution"], config.roles.table_execution)
-    return wide, {
-        "delegation": wide.delegator.role,
-        "execution": execution,
+    return search, {
+        "delegation": lead,
+        "execution": _in_tables(roles["execution"], config.roles.table_execution),
         **_named(managing),
     }
 
@@ -234,22 +197,23 @@ def new_tables(
 def _in_tables(role: Role, config: TableRoleConfig) -> Role:
     """Return a role with the prompt and the `max_tokens` for tables, also in its fallbacks."""
     path = Path(config.prompt or PROMPTS / f"table_{role.name}.txt")
-    sampling = replace(role.sampling, max_tokens=config.max_tokens or role.sampling.max_tokens)
-    fallbacks = tuple(_in_tables(other, config) for other in role.fallbacks)
-    system = path.read_text("utf-8").strip()
-    return dataclasses.replace(role, system=system, sampling=sampling, fallbacks=fallbacks)
+    max_tokens = config.max_tokens or role.sampling.max_tokens
+    return dataclasses.replace(
+        role,
+        system=path.read_text("utf-8").strip(),
+        sampling=replace(role.sampling, max_tokens=max_tokens),
+        fallbacks=tuple(_in_tables(other, config) for other in role.fallbacks),
+    )
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
     """Return the limits of an executor that `[search]` configures."""
-    access_k = search.access_k if search.access else 0
-    chars = search.access_chars
     return ExecutorLimits(
         search.max_turns,
         search.max_searches,
         search.top_k,
-        access_k=access_k,
-        access_chars=chars,
+        access_k=search.access_k if search.access else 0,
+        access_chars=search.access_chars,
     )
 
 

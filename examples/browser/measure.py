@@ -23,7 +23,7 @@ from router.calls import Readiness
 from router.search.tools import Tools
 from serving.config.config import ToolServerConfig
 from serving.config.file import load_config
-from serving.tools import ToolPool, tool_pool
+from serving.tools.pool import ToolPool, tool_pool
 
 PAGES = "http://127.0.0.1:8099"
 PORT = 8931

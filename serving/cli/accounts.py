@@ -40,7 +40,6 @@ from serving.cli.options import (
     TenantName,
     connection,
     json_of,
-    status_of,
     tenant_name,
 )
 from serving.cli.store import opened_store
@@ -85,7 +84,7 @@ USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None
 
 
 class AccountOptions(StoreOptions):
-    """Options of commands that open the store of a config, or call a running gateway."""
+    """Options of commands on keys and tenants, which print JSON with --json."""
 
     json: bool = False
     """Print JSON."""
@@ -162,7 +161,7 @@ def keys(arguments: Sequence[str]) -> int:
 
 def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
     """Run the coroutine function `work` with a client of a gateway or of the config's store, and
-    with `options`; return the exit status. Create the store if it does not exist.
+    with `options`; return 0. Create the store if it does not exist. Raises `GatewayError`.
     """
     errors_only()
 
@@ -174,14 +173,17 @@ def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
         assert options.config is not None
         config = read_config(options.config)
         async with opened_store(options.config, make=True) as database:
-            prices = partial(unpriced, config)
-            auditor = Auditor(SQLAccounts(database), "command")
-            administration = Administration(auditor, config.all_indexes, prices)
+            administration = Administration(
+                Auditor(SQLAccounts(database), "command"),
+                config.all_indexes,
+                partial(unpriced, config),
+            )
             user = f"{getpass.getuser()}@{socket.gethostname()}"
             CALLER.set(msgspec.structs.replace(LOCAL, address=user))
             await work(StoreClient(AdminServicer(administration)), options)
 
-    return status_of(lambda: asyncio.run(run()))
+    asyncio.run(run())
+    return 0
 
 
 async def _create(client: AsyncClient, options: CreateKeyOptions) -> None:
@@ -386,8 +388,9 @@ async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
     can cost.
     """
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not UNSET}
-    wanted = pb.Tenant(name=options.name, **changes)
-    changed = await client.update_tenant(wanted, list(changes), allow_missing=True)
+    changed = await client.update_tenant(
+        pb.Tenant(name=options.name, **changes), list(changes), allow_missing=True
+    )
     for model in changed.unpriced_models:
         complain(
             f"no price is known for {model}: calls of this model for tenant {options.name} are "

@@ -1,7 +1,6 @@
 """`rolegate ask` and `rolegate chat`: ask questions; show answers and how they came about."""
 
 import asyncio
-import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from threading import Thread
 from typing import Annotated, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 from rich.console import Console
 from rich.markup import escape
 from rolegate.client import Client, GatewayError
@@ -29,17 +29,15 @@ from rolegate.client.requests import (
 )
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 from rolegate.v1.document_filter_pb2 import DocumentFilter
-from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.access import new_key
 from router.errors import BadRequest, StoreInUse
 from router.protocol.style import Length
 from router.trace.identity import SCOPES
-from serving.cli.command import POSITIONAL, exclusive, parse
+from serving.cli.command import POSITIONAL, parse
 from serving.cli.grid import print_line
 from serving.cli.options import (
     Dollars,
-    HostPort,
     Name,
     Names,
     Properties,
@@ -49,21 +47,16 @@ from serving.cli.options import (
     connection,
     document_filter,
 )
-from serving.cli.tables import AnswerView, usage_table
+from serving.cli.tables import AnswerView
 from serving.config.file import load_config
 from serving.logs import errors_only
-from serving.terminal import complain
 
 Terms = TypeVar("Terms", bound=IndexOptions)
 
 
 class GatewayOptions(StoreOptions):
-    """Options of commands that call a running gateway, or start a gateway if there is no
-    address.
-    """
+    """Options of commands that call a running gateway, or without an address, start one."""
 
-    address: Annotated[HostPort, exclusive("config")] | None = None
-    """Use this running gateway instead of starting one; ROLEGATE_API_KEY holds the API key."""
     timeout: Seconds | None = None
     """End the run after this many seconds (default: the gateway's limit)."""
     index: Names = ()
@@ -101,8 +94,12 @@ def terms(options: GatewayOptions, kind: type[Terms]) -> Terms:
     `kind`: the client's dictionary of request options, whose keys are returned as far as the
     command has a value for them.
     """
-    fields = {name: getattr(options, name, None) for name in kind.__annotations__}
-    return cast(Terms, {name: value for name, value in fields.items() if value is not None})
+    given = {
+        name: value
+        for name in kind.__annotations__
+        if (value := getattr(options, name, None)) is not None
+    }
+    return cast(Terms, given)
 
 
 @contextmanager
@@ -125,8 +122,7 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
     config = load_config(options.config)
     sent, key = new_key(None, SCOPES)
     # No TLS: the gateway listens on the loopback interface only
-    server = msgspec.structs.replace(config.server, tls=None)
-    config = msgspec.structs.replace(config, server=server)
+    config = replace(config, server=replace(config.server, tls=None))
     with ExitStack() as stack:
         with progress.status("starting the gateway") as status:
 
@@ -185,14 +181,9 @@ def ask(arguments: Sequence[str]) -> int:
     errors_only()
     progress = Console(stderr=True, quiet=options.json)
     view = AnswerView(Console(), progress, stream=options.stream, as_json=options.json)
-    request_options = terms(options, RequestOptions)
     with reached(options, progress) as client:
-        try:
-            stream = client.stream(options.question, options.timeout, **request_options)
-            view.show(view.follow(stream))
-        except GatewayError as error:
-            complain(f"rolegate: {error}")
-            return 1
+        stream = client.stream(options.question, options.timeout, **terms(options, RequestOptions))
+        view.show(view.follow(stream))
     return 0
 
 
@@ -225,9 +216,9 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
 
 _HINT = (
     "A question may refer to the ones before it.\nCommands: /new, /index [NAME ...], /right, "
-    "/wrong [RIGHT ANSWER], /usage, /help, /quit."
+    "/wrong [RIGHT ANSWER], /help, /quit."
 )
-_ENDS = ("exit", "quit", "/exit", "/quit", ":quit", ":q", "/q")
+_ENDS = ("exit", "quit", "/exit", "/quit")
 
 
 class ChatOptions(GatewayOptions):
@@ -235,13 +226,12 @@ class ChatOptions(GatewayOptions):
 
     A question may refer to the questions and answers before it. Without --address, a gateway is
     started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends
-    the chat. Commands (`:` works in place of `/`):
+    the chat. Commands:
 
       /new                  begin a new conversation
       /index [NAME ...]     search these indexes, or all
       /right                say that the last answer was right
       /wrong [RIGHT ANSWER] say that the last answer was wrong
-      /usage                show the tokens and the cost of this chat's answers
       /help                 list the commands
       /quit                 end the chat
     """
@@ -264,7 +254,6 @@ def chat(arguments: Sequence[str]) -> int:
     errors_only()
     progress = Console(stderr=True)
     view = AnswerView(Console(), progress, stream=options.stream, as_json=False)
-    usage: list[RoleUsage] = []
     last: AnswerResponse | None = None
     history: tuple[ChatMessage, ...] = ()
 
@@ -275,28 +264,25 @@ def chat(arguments: Sequence[str]) -> int:
         say(_HINT)
         for line in _lines():
             try:
-                match re.sub("^/", ":", line).split(maxsplit=1):
+                match line.split(maxsplit=1):
                     case []:
                         pass
-                    case [":right" | ":wrong", *_] if last is None:
+                    case ["/right" | "/wrong", *_] if last is None:
                         say("there is no last answer to rate: ask a question first", "yellow")
-                    case [(":right" | ":wrong") as verdict, *right] if last is not None:
+                    case [("/right" | "/wrong") as verdict, *right] if last is not None:
                         client.feedback(
                             last.run_id,
-                            accepted=verdict == ":right",
+                            accepted=verdict == "/right",
                             right_answer="".join(right),
                         )
                         say(f"your feedback is stored with run {last.run_id}")
-                    case [":new"]:
+                    case ["/new"]:
                         history = ()
-                    case [":index", *names]:
+                    case ["/index", *names]:
                         request_options["index"] = "".join(names).split()
                         say(f"searching {''.join(names) or 'all indexes'}")
-                    case [":usage"]:
-                        view.out.print(usage_table(usage))
-                    case [word, *_] if word.startswith(":"):
-                        typed = line.split()[0]
-                        say(_HINT if word == ":help" else f"{typed} is not a command.\n{_HINT}")
+                    case [word, *_] if word.startswith("/"):
+                        say(_HINT if word == "/help" else f"{word} is not a command.\n{_HINT}")
                     case _:
                         last = None
                         request_options["history"] = history
@@ -305,7 +291,6 @@ def chat(arguments: Sequence[str]) -> int:
                             say(f"searched as: {last.question}")
                         view.show(last)
                         history = extended(history, line, last.answer)
-                        usage.extend(last.usage)
             except GatewayError as error:
                 say(str(error), "red")
             except KeyboardInterrupt:

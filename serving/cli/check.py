@@ -70,14 +70,17 @@ def check(arguments: Sequence[str]) -> int:
     incomplete = bool(warnings) and not options.allow_missing and live is None
     works = not wrong and not incomplete and (live is None or live.works)
     if options.json:
-        result = {
-            "works": works,
-            "problems": wrong,
-            "warnings": warnings,
-            "index": gaps,
-            "live": live,
-        }
-        print(json_of(result))
+        print(
+            json_of(
+                {
+                    "works": works,
+                    "problems": wrong,
+                    "warnings": warnings,
+                    "index": gaps,
+                    "live": live,
+                }
+            )
+        )
         return int(not works)
 
     # First, so that errors stay on the screen
@@ -108,8 +111,8 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Return the problems of all indexes. An index of which the config names documents has none,
-    because the gateway builds it itself.
+    """Return the problems of all indexes. An index whose documents are in the config has none,
+    because the gateway builds it when it starts.
     """
     problems = []
     for name, retrieval in config.all_indexes.items():
@@ -123,8 +126,10 @@ def _not_built(config: Config) -> list[str]:
             continue
 
         if manifest.lexical != retrieval.lexical:
-            lexical = str(manifest.lexical).lower()
-            problems.append(f"{key}.lexical: must be {lexical} for the index in {retrieval.index}.")
+            problems.append(
+                f"{key}.lexical: must be {str(manifest.lexical).lower()} for the index in "
+                f"{retrieval.index}."
+            )
         elif manifest.lexical and not has_words(manifest):
             problems.append(f"{key}.index: {retrieval.index}: {OUTDATED}")
         embedder = identity_of(retrieval.embedder)

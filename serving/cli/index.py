@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from rich.console import Console
 
 from router.background import background_tasks
@@ -27,7 +26,14 @@ from serving.bulk import finished, workers_of
 from serving.cli.command import POSITIONAL, run_async, run_subcommand, shown_as
 from serving.cli.grid import counted, print_lines
 from serving.cli.options import File, Folder, HostPort, Name, Options, json_of
-from serving.config.config import FACTORY, EmbedderConfig, EngineConfig, RetrievalConfig, place_of
+from serving.config.config import (
+    FACTORY,
+    EmbedderConfig,
+    EngineConfig,
+    PassageTokens,
+    RetrievalConfig,
+    place_of,
+)
 from serving.config.file import load_config
 from serving.engines.engine import cores
 from serving.retrieval.adopt import adopt_index
@@ -87,7 +93,7 @@ class BuildOptions(EmbedderOptions, kw_only=True):
     """Write the index to this folder; needed with PATHS."""
     index: Name = DEFAULT_INDEX
     """Build this index of the config: NAME of a table [indexes.NAME] (default: [retrieval])."""
-    chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
+    chunk_tokens: PassageTokens = 200
     """Size of a passage in tokens of the embedder."""
     lexical: bool = False
     """Also store word statistics, to combine lexical search with vector search."""
@@ -115,8 +121,13 @@ class AdoptOptions(EmbedderOptions, kw_only=True):
 
 def index(arguments: Sequence[str]) -> int:
     """Run `rolegate index`; return the exit status."""
-    about = "Build the index that retrieval searches, or adopt one that another program built."
-    return run_subcommand("index", about, {"build": _build, "adopt": _adopt}, arguments, run_async)
+    return run_subcommand(
+        "index",
+        "Build the index that retrieval searches, or adopt one that another program built.",
+        {"build": _build, "adopt": _adopt},
+        arguments,
+        run_async,
+    )
 
 
 def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
@@ -297,8 +308,9 @@ class RetrieveOptions(EmbedderOptions, kw_only=True):
 
 def retrieve(arguments: Sequence[str]) -> int:
     """Run `rolegate retrieve`; return the exit status."""
-    about = "Serve an index to other processes."
-    return run_subcommand("retrieve", about, {"serve": _serve}, arguments)
+    return run_subcommand(
+        "retrieve", "Serve an index to other processes.", {"serve": _serve}, arguments
+    )
 
 
 def _serve(options: RetrieveOptions) -> None:
@@ -325,14 +337,19 @@ async def _serving_index(config: RetrievalConfig, options: RetrieveOptions) -> A
             await stack.enter_async_context(open_retriever(config, log_step)), readiness
         )
         await stack.enter_async_context(background_tasks(retriever.follow()))
-        app = retrieval_app(retriever, default_top_k=options.top_k, readiness=readiness)
-        http = HTTPServer(app, _GRACE_S, hosts=options.http_host)
+        http = HTTPServer(
+            retrieval_app(retriever, default_top_k=options.top_k, readiness=readiness),
+            _GRACE_S,
+            hosts=options.http_host,
+        )
         url = f"http://{await http.start(options.http, '--http')}/retrieve"
         stack.push_async_callback(http.drain)
-        servicer = RetrievalServicer(
-            Indexes({DEFAULT_INDEX: retriever}), default_top_k=options.top_k
+        indexes = Indexes({DEFAULT_INDEX: retriever})
+        server = Server(
+            None,
+            RetrievalServicer(indexes, default_top_k=options.top_k),
+            readiness=readiness,
         )
-        server = Server(None, servicer, readiness=readiness)
         bound = await server.start(options.address)
         stack.push_async_callback(server.drain, _GRACE_S)
         yield f"{options.address.rpartition(':')[0]}:{bound}, {url}"

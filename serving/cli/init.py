@@ -62,10 +62,9 @@ class InitOptions(Options):
 def init(arguments: Sequence[str]) -> int:
     """Run `rolegate init`: ask, write the config, print the next steps; return the exit status."""
     options = parse(InitOptions, "init", arguments)
-    out = options.out
-    check_new_file("--out", out, force=options.force)
+    check_new_file("--out", options.out, force=options.force)
     config = _write(options, asking=sys.stdin.isatty() and not options.yes)
-    print("\n".join(_next_steps(config, out)))
+    print("\n".join(_next_steps(config, options.out)))
     return 0
 
 
@@ -149,8 +148,7 @@ def _fill_embedder(document: dict[str, Any], answers: Mapping[str, str]) -> None
         for key in [key for key in table if key not in ("engine", "api_key_env")]:
             del table[key]  # these keys belong to the preset's model
     if model == "minilm":
-        for key in list(table):
-            del table[key]
+        table.clear()
         return
     dimension = answers["embedder_dimension"]
     wanted = {
@@ -169,13 +167,10 @@ def _next_steps(config: Config, out: Path) -> list[str]:
     roles = config.roles.by_name.values()
     keys = {role.api_key_env for role in roles} | {config.retrieval.embedder.api_key_env}
     chosen = "" if out == CONFIG else f" --config {shlex.quote(str(out))}"
-    steps = [
-        *(f"export {key}=…" for key in sorted(filter(None, keys)) if key not in os.environ),
-        *(
-            []
-            if config.retrieval.documents
-            else ["(put the paths of your documents into retrieval.documents)"]
-        ),
+    steps = [f"export {key}=…" for key in sorted(filter(None, keys)) if key not in os.environ]
+    if not config.retrieval.documents:
+        steps.append("(put the paths of your documents into retrieval.documents)")
+    steps += [
         *(f"rolegate {command}{chosen}" for command in ("index build", "check --live", "serve")),
         f'rolegate ask "…" --address {config.server.address}  # once it prints serve.ready',
     ]

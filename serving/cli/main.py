@@ -2,12 +2,14 @@
 
 import argparse
 import atexit
-import importlib
 import os
+import pkgutil
 import signal
 import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
+
+from rolegate.client import GatewayError
 
 from router.errors import RolegateError
 from serving.dependencies import missing_extra
@@ -63,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status. Expected errors are printed as one line, without a traceback.
     """
     if arguments is None:
+        arguments = sys.argv[1:]
         atexit.register(_silence_libraries)
-    given = list(sys.argv[1:] if arguments is None else arguments)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC's core prints errors that we print
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
@@ -74,38 +76,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, summary in _COMMANDS.items():
+    summaries = _COMMANDS | {name: _ABOVE.get(name, "") for name in others}
+    for name, summary in summaries.items():
         commands.add_parser(name, help=summary, add_help=False)
-    for name in sorted(others, key=[*_ABOVE, *others].index):
-        commands.add_parser(name, help=_ABOVE.get(name, ""), add_help=False)
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the parent process closed the stream
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-    if given[:1] == ["--version"]:  # only an installed package has a version
+    if [*arguments[:1]] == ["--version"]:  # only an installed package has a version
         print(f"rolegate {version('rolegate')}")
         return 0
-    chosen, rest = parser.parse_known_args(given[:1])
+    name = parser.parse_args(arguments[:1]).command
     plain_tracebacks()
     try:
-        if chosen.command in others:
-            command = others[chosen.command].load()
+        if name in others:
+            command = others[name].load()
         else:
-            module = importlib.import_module(
-                f"serving.cli.{_MODULES.get(chosen.command, chosen.command)}"
-            )
-            command = getattr(module, chosen.command)
+            command = pkgutil.resolve_name(f"serving.cli.{_MODULES.get(name, name)}:{name}")
         with visible_output():
-            return int(command([*rest, *given[1:]]))
+            return int(command(arguments[1:]))
     except BrokenPipeError:
         # The reader has closed the pipe; write nothing more at the end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
-    except (RolegateError, OSError, UnicodeError) as error:
+    except (GatewayError, RolegateError, OSError, UnicodeError) as error:
         complain(f"rolegate: {error}")
         return 1
     except ImportError as error:
-        advice = missing_extra(error.name, chosen.command)
-        complain(f"rolegate {chosen.command}: {error}; {advice}")
+        complain(f"rolegate {name}: {error}; {missing_extra(error.name, name)}")
         return 1
     except (KeyboardInterrupt, EOFError):
         return 130

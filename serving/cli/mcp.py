@@ -157,7 +157,17 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
             for number, passage in enumerate(passages, 1)
         ]
         text = "\n\n".join(texts) or "No passages were found."
-        return _result(text, {"passages": [_fields(passage) for passage in passages]})
+        fields = [
+            {
+                "title": passage.title,
+                "document": passage.document,
+                "page": passage.page or None,
+                "location": passage.location,
+                "text": passage.text,
+            }
+            for passage in passages
+        ]
+        return _result(text, {"passages": fields})
 
     return server
 
@@ -188,14 +198,3 @@ def _result(text: str, structured: Any) -> CallToolResult:
 def _heading(passage: evidence_pb2.Passage) -> str:
     where = place(passage.title, passage.page or None, passage.location)
     return f"{where} ({passage.document})" if passage.document else where
-
-
-def _fields(passage: evidence_pb2.Passage) -> dict[str, object]:
-    page = passage.page or None
-    return {
-        "title": passage.title,
-        "document": passage.document,
-        "page": page,
-        "location": passage.location,
-        "text": passage.text,
-    }

@@ -12,7 +12,7 @@ import msgspec
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from msgspec import Meta
-from rolegate.client import Client, Connection, GatewayError
+from rolegate.client import Client, Connection
 from rolegate.client.connection import address_problem
 from rolegate.client.requests import ADDRESS
 from rolegate.v1.document_filter_pb2 import DocumentFilter
@@ -21,7 +21,7 @@ from router.administration import TENANT_NAME
 from router.errors import BadConfig
 from router.frozen import Frozen
 from serving.cli.command import exclusive, reads, shown_as
-from serving.terminal import complain, table_console
+from serving.terminal import table_console
 
 
 def json_of(value: object) -> str:
@@ -68,10 +68,6 @@ def host_port(text: str) -> str:
     return text
 
 
-FORMATS = "2026-11-21, 2026-11-21T10:00 (UTC, unless it names a zone), or 7d or 12h ago"
-"""Forms of a time that commands accept, for messages."""
-
-
 def time_argument(text: str) -> datetime:
     """Return the time that `text` names: a date, a date with a time, or a number of days (`7d`) or
     hours (`12h`) before now. Raises `BadConfig`.
@@ -82,7 +78,10 @@ def time_argument(text: str) -> datetime:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
-        raise BadConfig(f"{text!r} is not a time; write {FORMATS}.") from None
+        raise BadConfig(
+            f"{text!r} is not a time; write 2026-11-21, 2026-11-21T10:00 (UTC, unless it names a "
+            "zone), or 7d or 12h ago."
+        ) from None
 
 
 def span_argument(text: str) -> float:
@@ -98,8 +97,8 @@ def _span(text: str) -> timedelta | None:
     """Return a number of days or hours; None if the text is of another form."""
     if not (span := re.fullmatch(r"(\d{1,6})([dh])", text)):
         return None
-    unit = {"d": "days", "h": "hours"}[span[2]]
-    return timedelta(**{unit: int(span[1])})
+    hours_per_unit = {"d": 24, "h": 1}
+    return timedelta(hours=int(span[1]) * hours_per_unit[span[2]])
 
 
 HostPort = Annotated[str, reads(host_port, "HOST:PORT")]
@@ -174,11 +173,11 @@ Names = Annotated[tuple[str, ...], shown_as("NAME")]
 Properties = Annotated[tuple[str, ...], shown_as("PROPERTY")]
 
 
-class Options(Frozen, kw_only=True):
+class Options(Frozen):
     """Options of a command."""
 
 
-class ConfigOptions(Options, kw_only=True):
+class ConfigOptions(Options):
     """Options of commands that read a config."""
 
     config: Path
@@ -207,7 +206,9 @@ class StoreOptions(CertificateOptions):
 
     config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
-    """Call the gateway at this address, instead of opening the store of a config."""
+    """Call the gateway at this address, with the API key in ROLEGATE_API_KEY, instead of using a
+    config.
+    """
 
 
 class ConnectionOptions(CertificateOptions):
@@ -254,23 +255,8 @@ def connection(options: CertificateOptions, address: str) -> Connection:
 
 
 def with_client(work: Callable[[Client, Any], object], options: ConnectionOptions) -> int:
-    """Call `work` with a client of the gateway and with `options`; return the exit status. It is 1
-    if `work` returns a true value, or if the gateway returns an error.
+    """Call `work` with a client of the gateway and with `options`. Return the exit status: 1 if
+    `work` returns a true value, else 0. Raises `GatewayError`.
     """
-
-    def call() -> object:
-        with Client(connection(options, options.address)) as client:
-            return work(client, options)
-
-    return status_of(call)
-
-
-def status_of(work: Callable[[], object]) -> int:
-    """Call `work`, and return the exit status. It is 1 if `work` returns a true value. It is also 1
-    if a gateway returns an error, which is printed.
-    """
-    try:
-        return int(bool(work()))
-    except GatewayError as error:
-        complain(f"rolegate: {error}")
-        return 1
+    with Client(connection(options, options.address)) as client:
+        return int(bool(work(client, options)))

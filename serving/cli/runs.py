@@ -8,11 +8,10 @@ import msgspec
 from msgspec import Meta
 from rich.console import Console
 from rolegate.client import Client, Stream
-from rolegate.client.requests import SearchOptions
 from rolegate.v1 import run_service_pb2 as pb
 
 from router.errors import BadRequest
-from router.trace import Conversation, Execution, Run, Trajectory
+from router.trace import Conversation, Execution, Run
 from router.trace.run import RunKind, RunStatus
 from router.trace.values import ToolCall
 from serving.cli.command import POSITIONAL, exclusive, run_subcommand
@@ -26,13 +25,7 @@ from serving.cli.options import (
     with_client,
 )
 from serving.cli.table import TableView
-from serving.cli.tables import (
-    AnswerView,
-    calls_table,
-    feedback_line,
-    runs_table,
-    usage_table,
-)
+from serving.cli.tables import AnswerView, calls_table, feedback_line, runs_table, usage_table
 from serving.terminal import table_console
 
 
@@ -111,7 +104,6 @@ def runs(arguments: Sequence[str]) -> int:
         from serving.cli.store import export  # imported only here, because it imports the database
 
         return export(arguments[1:])
-    exporting = "write runs with their traces into a file, from a gateway or the config's store"
     return run_subcommand(
         "runs",
         "List, show and change the runs of a running gateway.",
@@ -122,7 +114,7 @@ def runs(arguments: Sequence[str]) -> int:
             "resume": _resume,
             "cancel": _cancel,
             "feedback": _feedback,
-            "export": exporting,
+            "export": "write runs with their traces to a file, from a gateway or a config's store",
         },
         arguments,
         with_client,
@@ -192,7 +184,7 @@ def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
     executions: Sequence[Execution] = getattr(result, "executions", ())
     if isinstance(result, Execution):
         executions = (result,)
-    rounds = list(result.rounds) if isinstance(result, Trajectory) else []
+    rounds: Sequence[int] = getattr(result, "rounds", ())
     starts = {sum(rounds[:number]): number + 1 for number in range(len(rounds))}
     for index, execution in enumerate(executions):
         if index in starts:
@@ -275,7 +267,6 @@ def _resume(client: Client, options: ResumeOptions) -> None:
     interrupted run must be at most an hour old, and its gateway must be running again. What the
     interrupted run spent counts against the budget of the new one.
     """
-    resumed = SearchOptions(resume_run_id=options.run_id)
     is_table = _is_table(client, options)
     if is_table:
         events: Stream[Any] = client.stream_table(
@@ -283,10 +274,10 @@ def _resume(client: Client, options: ResumeOptions) -> None:
             (),
             (),
             options.timeout,
-            **resumed,
+            resume_run_id=options.run_id,
         )
     else:
-        events = client.stream("", options.timeout, **resumed)
+        events = client.stream("", options.timeout, resume_run_id=options.run_id)
     _follow(client, events, options, is_table=is_table)
 
 
@@ -302,10 +293,9 @@ def _follow(
     is_table: bool,
 ) -> None:
     """Show the events of a run until it ends, then its result."""
-    out = Console()
     progress = Console(stderr=True, quiet=options.json)
     kind = TableView if is_table else AnswerView
-    view = kind(out, progress, stream=True, as_json=options.json)
+    view = kind(Console(), progress, stream=True, as_json=options.json)
     result = view.follow(events)
     view.show(client.with_all_rows(result) if is_table else result)
 

@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
+from rich.markup import escape
 from rolegate.client import Client
 from rolegate.client.text import place
 
-from serving.cli.command import POSITIONAL, parse
+from serving.cli.command import POSITIONAL, parse, shown_as
+from serving.cli.grid import print_line
 from serving.cli.options import (
     JSONConnectionOptions,
     Names,
@@ -33,7 +32,7 @@ class SearchOptions(JSONConnectionOptions, kw_only=True):
     """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
     date=2026-11, "date>=2026-11-21".
     """
-    top_k: Annotated[int, Meta(extra={"metavar": "K"})] = 0
+    top_k: Annotated[int, shown_as("K")] = 0
     """Print this many passages; 0 means the gateway's default."""
 
 
@@ -44,13 +43,20 @@ def search(arguments: Sequence[str]) -> int:
 
 def _show(client: Client, options: SearchOptions) -> None:
     console = Console()
-    only = document_filter(options.properties)
-    for passage in client.search(options.query, options.top_k, index=options.index, filter=only):
+    passages = client.search(
+        options.query,
+        options.top_k,
+        index=options.index,
+        filter=document_filter(options.properties),
+    )
+    for passage in passages:
         if options.json:
             print(json_of(passage))
             continue
 
         source = place(passage.document or passage.passage_id, passage.page, passage.location)
-        title = (passage.title, "bold")
-        console.print(Text.assemble(f"{passage.score:.3f} ", title, (f" ({source})", "dim")))
-        console.print(Padding(Text(passage.text), (0, 0, 1, 6)))
+        console.print(
+            f"{passage.score:.3f} [bold]{escape(passage.title)}[/] [dim]({escape(source)})[/]",
+            highlight=False,
+        )
+        print_line(console, f"{passage.text}\n", 6)

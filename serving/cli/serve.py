@@ -32,7 +32,12 @@ def serve(arguments: Sequence[str]) -> int:
     config = load_config(options.config)
     if (options.log_format or config.telemetry.log_format) == "json":
         json_lines()
-    address = options.address or config.server.address
-    http = options.http or config.server.http
-    run_until_stopped(running_gateway(config, address, log_step, http))
+    run_until_stopped(
+        running_gateway(
+            config,
+            options.address or config.server.address,
+            log_step,
+            options.http or config.server.http,
+        )
+    )
     return 0

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from rich.console import Console
-from rich.progress import SpinnerColumn, TextColumn
 from rolegate.client import AsyncClient
 
 from router.edge.grpc.convert_request import feedback_from_proto
@@ -21,7 +20,7 @@ from router.errors import BadConfig, BadRequest
 from router.runs import RunFilter
 from router.runs.archive import ExportedRun
 from router.store import Database, SQLArchive, opened
-from router.store.check import Checked, Problem, check
+from router.store.check import Problem, check
 from router.store.copies.restore import restore
 from router.store.copies.transfer import export_rows, import_rows
 from router.store.database import default_log, sqlite_file, upgrade
@@ -41,7 +40,6 @@ from serving.cli.options import (
     check_new_file,
     connection,
     json_of,
-    status_of,
 )
 from serving.config.file import read_config
 from serving.files import replacing
@@ -121,15 +119,13 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
                 if step.number:
                     kind = "shuts out earlier releases"
                 print(f"{step.revision} {step.about} ({kind})")
-            done = "to do" if options.check else "done"
-            print(f"{counted(len(steps), 'revision')} {done}")
+            print(counted(len(steps), "revision"), "to do" if options.check else "done")
         return int(options.check and bool(steps))
 
-    about = "Check, upgrade, copy or restore the store."
     errors_only()
     return run_subcommand(
         "store",
-        about,
+        "Check, upgrade, copy or restore the store.",
         {
             "upgrade": upgrading,
             "check": _check,
@@ -167,10 +163,16 @@ async def _check(options: JSONConfigOptions) -> int:
         Problem("log", f"segment {number} is missing: runs that only it contained are lost")
         for number in missing
     ]
+    verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
+    if checked.problems:
+        verdict = counted(len(checked.problems), "problem")
+    lines = [f"{problem.where}: {problem.what}" for problem in checked.problems]
+    sums = f"{counted(checked.runs, 'run')}, {counted(checked.calls, 'call')}"
+    lines.append(f"schema {checked.schema}, {sums} and their references: {verdict}")
     if options.json:
         print(json_of(checked))
     else:
-        _show_checked(checked, Console(soft_wrap=True))
+        print_lines(Console(soft_wrap=True), lines)
     return int(bool(checked.problems))
 
 
@@ -267,21 +269,6 @@ async def _restore(options: RestoreOptions) -> None:
         print(f"{file}{end}: the store before")
 
 
-def _show_checked(checked: Checked, console: Console) -> None:
-    verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
-    if checked.problems:
-        verdict = counted(len(checked.problems), "problem")
-    runs = counted(checked.runs, "run")
-    calls = counted(checked.calls, "call")
-    print_lines(
-        console,
-        [
-            *(f"{problem.where}: {problem.what}" for problem in checked.problems),
-            f"schema {checked.schema}, {runs}, {calls} and their references: {verdict}",
-        ],
-    )
-
-
 _GROUP_CHARS = 32_000_000
 """Max characters of traces in a row group of Parquet, as a row group is held in memory."""
 
@@ -366,7 +353,8 @@ def export(arguments: Sequence[str]) -> int:
     # On SIGTERM, exit by an exception, so that the unfinished file is removed
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
-        return status_of(lambda: asyncio.run(_export(options)))
+        asyncio.run(_export(options))
+        return 0
     except OSError as error:
         raise BadConfig(
             f"--out {options.out}: cannot be written: {error.strerror or error}."
@@ -377,22 +365,13 @@ def export(arguments: Sequence[str]) -> int:
 
 async def _export(options: ExportOptions) -> None:
     """Write the file, and print the number of runs in it. Raises `BadRequest` if no run matches."""
-    run_filter = RunFilter(
-        tenant=options.tenant,
-        kind=options.kind,
-        start=options.since.timestamp() if options.since else None,
-        end=options.until.timestamp() if options.until else None,
-        training=options.training or options.purpose is not None,
-    )
-    columns = SpinnerColumn(), TextColumn("exporting: {task.completed} runs")
     runs = 0
-    async with aclosing(_records(options, run_filter)) as records:
+    async with aclosing(_records(options)) as records:
         with (
             replacing(options.out) as unfinished,
-            progress_bar(*columns) as bar,
+            _progress("exporting runs") as on_progress,
             EXPORTS[options.out.suffix](unfinished) as write,
         ):
-            task = bar.add_task("", total=None)
             async for record in records:
                 rows: list[msgspec.Struct] = [export_row(record.run, record.feedback)]
                 if options.purpose:
@@ -400,27 +379,35 @@ async def _export(options: ExportOptions) -> None:
                 for row in rows:
                     write(row)
                 runs += bool(rows)
-                bar.update(task, completed=runs)
+                on_progress(runs)
             if not runs:  # `load_dataset` fails on a file without rows
                 raise BadRequest(f"--out {options.out}: not written, because no run matches.")
     print(f"{options.out}: {counted(runs, 'run')}")
 
 
-async def _records(options: ExportOptions, wanted: RunFilter) -> AsyncGenerator[ExportedRun, None]:
+async def _records(options: ExportOptions) -> AsyncGenerator[ExportedRun, None]:
     """Yield the runs to export, from a gateway or from the config's store."""
+    training = options.training or options.purpose is not None
     if options.address is None:
         assert options.config is not None
+        wanted = RunFilter(
+            tenant=options.tenant,
+            kind=options.kind,
+            start=options.since.timestamp() if options.since else None,
+            end=options.until.timestamp() if options.until else None,
+            training=training,
+        )
         async with opened_store(options.config) as database:
             async for record in SQLArchive(database).export(wanted):
                 yield record
         return
     async with AsyncClient(connection(options, options.address)) as client:
         exported = client.export(
-            tenant=wanted.tenant or "",
-            kind=wanted.kind,
+            tenant=options.tenant or "",
+            kind=options.kind,
             start=options.since,
             end=options.until,
-            for_training=wanted.training,
+            for_training=training,
         )
         async for message in exported:
             run = msgspec.json.decode(message.trace_json, type=Run)

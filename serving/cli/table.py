@@ -9,10 +9,8 @@ from time import monotonic
 from typing import Annotated, ClassVar
 
 import msgspec
-from msgspec import Meta
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table as Grid
 from rich.text import Text
 from rolegate.client import GatewayError, Table
 from rolegate.client.requests import TableOptions
@@ -21,7 +19,7 @@ from rolegate.v1 import table_service_pb2 as pb
 
 from router.errors import BadConfig
 from serving.cli.ask import TermsOptions, reached, terms
-from serving.cli.command import POSITIONAL, parse
+from serving.cli.command import POSITIONAL, parse, shown_as
 from serving.cli.grid import counted, new_table, print_line, print_lines
 from serving.cli.options import File, check_new_file
 from serving.cli.tables import RunView, usage_table, word
@@ -48,7 +46,7 @@ class FillOptions(TermsOptions, kw_only=True):
 
     question: Annotated[str, POSITIONAL]
     """Description of the rows in plain words: "cities of Vorland"."""
-    columns: Annotated[str, Meta(extra={"metavar": "COLUMNS"})]
+    columns: Annotated[str, shown_as("COLUMNS")]
     """Columns; a * marks a key, a colon precedes a type or choices: "city*, founded:integer,
     size:S|L".
     """
@@ -58,7 +56,7 @@ class FillOptions(TermsOptions, kw_only=True):
     """
     closed: bool = False
     """Fill only the rows of --rows, and do not search for more rows."""
-    conditions: Annotated[tuple[str, ...], Meta(extra={"metavar": "CONDITION"})] = msgspec.field(
+    conditions: Annotated[tuple[str, ...], shown_as("CONDITION")] = msgspec.field(
         default=(), name="where"
     )
     """Exclude rows that contradict this condition: "founded after 1990", "Is {city} in Veshoux?".
@@ -84,7 +82,6 @@ def table(arguments: Sequence[str]) -> int:
     errors_only()
     progress = Console(stderr=True, quiet=options.json)
     view = TableView(Console(), progress, stream=False, as_json=options.json)
-    request_options = terms(options, TableOptions)
     with reached(options, progress) as client:
         try:
             stream = client.stream_table(
@@ -92,7 +89,7 @@ def table(arguments: Sequence[str]) -> int:
                 columns,
                 rows.values,
                 options.timeout,
-                **request_options,
+                **terms(options, TableOptions),
             )
             filled = client.with_all_rows(view.follow(stream))
         except (GatewayError, ValueError) as error:
@@ -173,7 +170,9 @@ class TableView(RunView):
         """
         message = table.message
         if self.out.is_terminal:
-            self.out.print(_grid(message.columns, message.rows))
+            names = [escape(column.name) for column in message.columns]
+            cells = (map(_shown, row.cells) for row in message.rows)
+            self.out.print(new_table(names, cells, texts=len(names)))
         else:
             self.out.out(table.to_markdown(), end="", highlight=False)
         for line in _to_check(message):
@@ -200,12 +199,6 @@ class TableView(RunView):
         line = f"{outcome}: {rows}{estimated}{unlisted}{note}{excluded}; "
         line += f"{message.run_id}, {seconds:.1f} s"
         print_line(self.progress, line, style="dim")
-
-
-def _grid(columns: Sequence[pb.Column], rows: Sequence[pb.Row]) -> Grid:
-    names = [escape(column.name) for column in columns]
-    cells = [map(_shown, row.cells) for row in rows]
-    return new_table(names, cells, texts=len(names))
 
 
 def _shown(cell: pb.Cell) -> Text:

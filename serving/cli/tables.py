@@ -29,13 +29,7 @@ from rolegate.v1.table_service_pb2 import TableOutcome
 from rolegate.v1.usage_pb2 import Role, RoleUsage
 from rolegate.v1.usage_service_pb2 import UsageRow
 
-from router.edge.rendering import (
-    UNSUPPORTED,
-    answer_from_proto,
-    event_line,
-    marked,
-    missed,
-)
+from router.edge.rendering import UNSUPPORTED, answer_from_proto, event_line, marked, missed
 from serving.cli.grid import new_table, print_line
 from serving.cli.options import json_of
 
@@ -204,8 +198,9 @@ def calls_table(calls: Sequence[UpstreamCall]) -> Table:
                 f"{call.duration.ToTimedelta().total_seconds():.2f}",
             )
         )
-    names = ("#", "role", "model", "why", "outcome", "prompt", "written", "cost", "s")
-    return new_table(names, rows, texts=5)
+    return new_table(
+        ("#", "role", "model", "why", "outcome", "prompt", "written", "cost", "s"), rows, texts=5
+    )
 
 
 def feedback_line(feedback: Feedback) -> str:
@@ -236,11 +231,11 @@ _CAPTION = "version/active version: both on the same runs; tokens per run"
 def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
     """Return a table with a row for each version: its state, and the figures of its trial."""
     texts = [Column(name, no_wrap=True) for name in ("version", "state", "since (UTC)")]
-    table = new_table([*texts, "runs", "right", "failed", "tokens"], texts=3)
+    rows = []
     for version in versions:
         figures = _trial_figures(version.figures) if version.HasField("figures") else ()
-        since = _time(version.state_time)
-        table.add_row(escape(version.version), state_of(version), since, *figures)
+        rows.append((version.version, state_of(version), _time(version.state_time), *figures))
+    table = new_table([*texts, "runs", "right", "failed", "tokens"], rows, texts=3)
     if any(version.HasField("figures") for version in versions):
         table.caption = _CAPTION
         table.caption_justify = "left"

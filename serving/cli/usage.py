@@ -2,25 +2,20 @@
 
 from collections.abc import Sequence
 from datetime import UTC
-from typing import Annotated, Literal
+from typing import Annotated
 
 from rolegate.client import Client
 from rolegate.client.text import csv_text
 from rolegate.v1 import usage_service_pb2 as pb
 
 from router.errors import BadConfig
+from router.ledger.usage import Bucket, Dimension
 from serving.cli.command import exclusive, parse
 from serving.cli.grid import counted
-from serving.cli.options import (
-    JSONConnectionOptions,
-    PeriodOptions,
-    json_of,
-    with_client,
-)
+from serving.cli.options import JSONConnectionOptions, PeriodOptions, json_of, with_client
 from serving.cli.tables import grouped_table, labels, uncounted, word
 from serving.terminal import table_console
 
-Dimension = Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]
 _DIMENSIONS: dict[str, Dimension] = {
     "tenant": "tenant",
     "role": "role",
@@ -54,7 +49,7 @@ class UsageOptions(PeriodOptions):
 
     by: tuple[str, ...] = ("role", "model")
     """Split the sums by these properties of calls: tenant, role, model, version, manager, key."""
-    per: Literal["hour", "day", "month"] | None = None
+    per: Bucket | None = None
     """Split the sums by hours, days or months, in UTC."""
     json: Annotated[bool, exclusive("format")] = False
     """Print JSON."""
@@ -77,19 +72,12 @@ def usage(arguments: Sequence[str]) -> int:
     return with_client(_show, parse(UsageOptions, "usage", arguments))
 
 
-def _dimensions(words: Sequence[str]) -> list[str]:
-    """Return the names in the words of --by, such as "role,model", without repetitions. Raises
-    `BadConfig` for an unknown name.
-    """
-    names = list(dict.fromkeys(filter(None, ",".join(words).split(","))))
-    for name in names:
+def _show(client: Client, options: UsageOptions) -> None:
+    # A value of --by may name several properties, such as "role,model"
+    by = list(dict.fromkeys(filter(None, ",".join(options.by).split(","))))
+    for name in by:
         if name not in _DIMENSIONS:
             raise BadConfig(f"--by: {name!r} is unknown; use {', '.join(_DIMENSIONS)}.")
-    return names
-
-
-def _show(client: Client, options: UsageOptions) -> None:
-    by = _dimensions(options.by)
     report = client.usage(
         start=options.since,
         end=options.until,

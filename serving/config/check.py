@@ -24,10 +24,6 @@ _NOT_EXTRA = {
 has the advice for its error message.
 """
 _MINILM_DIMENSION = 384
-_NO_THINKING = (
-    "works with engine or base_url only; for a model called through LiteLLM, set the provider's "
-    'own parameter, such as extra_body = {reasoning_effort = "low"}.'
-)
 
 
 def problems(config: Config) -> list[str]:
@@ -45,26 +41,22 @@ def problems(config: Config) -> list[str]:
         return text
 
     visit_texts(config, check)
-    others = {
+    roles: dict[str, RoleConfig | None] = {
+        **config.called_roles,
         "distillation.teacher": config.distillation.teacher,
         "distillation.judge": config.distillation.judge,
         "synthesis": config.synthesis,
     }
-    roles: dict[str, RoleConfig | None] = {**config.called_roles, **others}
-    rules = [
-        (wrong, key + at, problem)
-        for key, role in roles.items()
-        if role
-        for wrong, at, problem in _role(key, role, config)
-    ]
-    rules += [
+    for key, role in roles.items():
+        if role:
+            problem_lines += _role(key, role, config)
+    problem_lines += [
         *_server_and_tables(config),
         *_tools(config),
         *_versions(config),
         *_embedder(config),
         *_retrieval(config),
     ]
-    problem_lines += [f"{key}: {problem}" for wrong, key, problem in rules if wrong]
     if problem := config.answer.problem():
         problem_lines.append(f"answer.{problem}")
     if tls := config.server.tls:
@@ -133,188 +125,177 @@ about texts that may contain a secret do not quote them.
 """
 
 
-_Rules = Iterator[tuple[object, str, str]]
-"""Results of checks: whether a key is wrong, the key, and the message in that case."""
-
-
-def _server_and_tables(config: Config) -> _Rules:
+def _server_and_tables(config: Config) -> Iterator[str]:
     server = config.server
-    alike = (
-        server.http is not None
-        and server.http == server.address
-        and not server.address.endswith(":0")
-    )
-    yield (
-        alike,
-        "server.http",
-        "is the same address as server.address, which serves gRPC; choose another port.",
-    )
+    if server.http == server.address and not server.address.endswith(":0"):
+        yield (
+            "server.http: is the same address as server.address, which serves gRPC; choose another "
+            "port."
+        )
     for model, price in config.prices.items():
         for field in price.impossible:
-            problem = f"must be between 0 and {MAX_DOLLARS:,} dollars per million tokens."
-            yield True, f"prices.{model!r}.{field}", problem
-    yield (
-        config.table.max_rows > config.table.max_tasks,
-        "table.max_rows",
-        "must be at most table.max_tasks, because each row of a table takes at least one task.",
-    )
+            yield (
+                f"prices.{model!r}.{field}: must be between 0 and {MAX_DOLLARS:,} dollars per "
+                "million tokens."
+            )
+    if config.table.max_rows > config.table.max_tasks:
+        yield (
+            "table.max_rows: must be at most table.max_tasks, because each row of a table takes at "
+            "least one task."
+        )
 
 
-def _role(key: str, role: RoleConfig, config: Config) -> _Rules:
-    """Check a role. `key`: the role's key in the file, such as `roles.answer`. The keys that are
-    yielded are relative to it.
-    """
+def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
+    """Yield the problems of a role. `key`: the role's key in the file, such as `roles.answer`."""
     hosted = role.engine is None and role.base_url is None
-    known = role.engine in (None, *config.engines)
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
-    yield (
-        not known,
-        ".engine",
-        f"there is no table engines.{role.engine}; add it, or set base_url instead.",
-    )
-    yield role.engine and role.base_url, "", "both engine and base_url are given; keep one."
-    yield role.thinking is not None and hosted, ".thinking", _NO_THINKING
+    if role.engine not in (None, *config.engines):
+        yield (
+            f"{key}.engine: there is no table engines.{role.engine}; add it, or set base_url "
+            "instead."
+        )
+    if role.engine and role.base_url:
+        yield f"{key}: both engine and base_url are given; keep one."
+    if role.thinking is not None and hosted:
+        yield (
+            f"{key}.thinking: works with engine or base_url only; for a model called through "
+            "LiteLLM, set the provider's own parameter, such as extra_body = "
+            '{reasoning_effort = "low"}.'
+        )
     for field, advice in _NOT_EXTRA.items():
+        if field in role.extra_body:
+            yield (
+                f"{key}.extra_body.{field}: must not be set, because the gateway sets this value "
+                f"itself; {advice}"
+            )
+    if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
         yield (
-            field in role.extra_body,
-            f".extra_body.{field}",
-            f"must not be set, because the gateway sets this value itself; {advice}",
+            f"{key}.context_tokens: must be more than max_tokens; the context includes the output."
         )
-    full = role.context_tokens is not None and role.context_tokens <= role.max_tokens
-    yield full, ".context_tokens", "must be more than max_tokens; the context includes the output."
-    yield (
-        role.replicas and hosted,
-        ".replicas",
-        "needs engine or base_url; a model called through LiteLLM cannot have replicas.",
-    )
-    yield len(set(urls)) < len(urls), ".replicas", "contains the same URL twice."
-    yield (
-        role.fallbacks and not key.startswith("roles."),
-        ".fallbacks",
-        "only roles.delegation, roles.execution and roles.answer can have fallbacks.",
-    )
-    yield key.removeprefix("roles.") in role.fallbacks, ".fallbacks", "contains the role itself."
+    if role.replicas and hosted:
+        yield (
+            f"{key}.replicas: needs engine or base_url; a model called through LiteLLM cannot have "
+            "replicas."
+        )
+    if len(set(urls)) < len(urls):
+        yield f"{key}.replicas: contains the same URL twice."
+    if role.fallbacks and not key.startswith("roles."):
+        yield (
+            f"{key}.fallbacks: only roles.delegation, roles.execution and roles.answer can have "
+            "fallbacks."
+        )
+    if key.removeprefix("roles.") in role.fallbacks:
+        yield f"{key}.fallbacks: contains the role itself."
 
 
-def _tools(config: Config) -> _Rules:
+def _tools(config: Config) -> Iterator[str]:
     for name, server in config.tools.items():
-        key = f"tools.{name}"
-        alike = bool(server.command) == (server.url is not None)
-        yield (
-            alike,
-            key,
-            "set exactly one of command (a program with its arguments) and url.",
-        )
-        yield (
-            server.env and not server.command,
-            f"{key}.env",
-            "applies only to a server with command; a server with url has headers instead.",
-        )
-        yield (
-            server.headers and server.url is None,
-            f"{key}.headers",
-            "applies only to a server with url; a server with command has env instead.",
-        )
+        if bool(server.command) == (server.url is not None):
+            yield (
+                f"tools.{name}: set exactly one of command (a program with its arguments) and url."
+            )
+        if server.env and not server.command:
+            yield (
+                f"tools.{name}.env: applies only to a server with command; a server with url has "
+                "headers instead."
+            )
+        if server.headers and server.url is None:
+            yield (
+                f"tools.{name}.headers: applies only to a server with url; a server with command "
+                "has env instead."
+            )
     for name, manager in config.managers.items():
         for tool in manager.tools:
-            yield (
-                tool not in config.tools,
-                f"managers.{name}.tools",
-                f"there is no table tools.{tool}; add it.",
-            )
+            if tool not in config.tools:
+                yield f"managers.{name}.tools: there is no table tools.{tool}; add it."
 
 
-def _versions(config: Config) -> _Rules:
+def _versions(config: Config) -> Iterator[str]:
     executor = config.roles.execution
-    start = "versions.start"
-    hosted = executor.engine is None and executor.base_url is None
     engine = config.engines.get(executor.engine or "")
-    if config.versions.start is not None:
+    if config.versions.start is None:
+        return
+    if executor.engine is None and executor.base_url is None:
         yield (
-            hosted,
-            start,
-            "the model of roles.execution is called through LiteLLM, which loads no adapters; set "
-            "roles.execution.engine, or remove this key.",
+            "versions.start: the model of roles.execution is called through LiteLLM, which loads "
+            "no adapters; set roles.execution.engine, or remove this key."
         )
-        problem = (
-            f"needs engines.{executor.engine}.adapter_rank, which must be at least the rank of the "
-            "version's adapter."
+    if engine and engine.adapter_rank is None:
+        yield (
+            f"versions.start: needs engines.{executor.engine}.adapter_rank, which must be at least "
+            "the rank of the version's adapter."
         )
-        yield engine and engine.adapter_rank is None, start, problem
 
 
-def _embedder(config: Config) -> _Rules:
+def _embedder(config: Config) -> Iterator[str]:
     embedder = config.retrieval.embedder
-    key = "retrieval.embedder"
-    for field in ("query_prefix", "passage_prefix") if embedder.in_process else ():
-        yield (
-            getattr(embedder, field),
-            f"{key}.{field}",
-            "applies only to an embedder with engine, base_url or onnx; set one of these too.",
-        )
-    for field in ("model", "dimension") if embedder.in_process or embedder.onnx else ():
-        yield (
-            getattr(embedder, field),
-            f"{key}.{field}",
-            "applies only to an embedder with engine or base_url; set one of these too.",
-        )
     served = embedder.engine or embedder.base_url
-    for field in ("model", "dimension") if served else ():
+    for field in ("query_prefix", "passage_prefix"):
+        if embedder.in_process and getattr(embedder, field):
+            yield (
+                f"retrieval.embedder.{field}: applies only to an embedder with engine, base_url or "
+                "onnx; set one of these too."
+            )
+    for field in ("model", "dimension"):
+        missing = getattr(embedder, field) is None
+        if not (missing or served):
+            yield (
+                f"retrieval.embedder.{field}: applies only to an embedder with engine or base_url; "
+                "set one of these too."
+            )
+        if missing and served:
+            yield (
+                f"retrieval.embedder.{field}: missing; an embedder with engine or base_url needs "
+                "it."
+            )
+    if embedder.onnx and served:
+        yield "retrieval.embedder.onnx: excludes engine and base_url; keep only one."
+    if embedder.engine and embedder.base_url:
         yield (
-            getattr(embedder, field) is None,
-            f"{key}.{field}",
-            "missing; an embedder with engine or base_url needs it.",
+            "retrieval.embedder: set either engine (the name of a table in engines) or base_url, "
+            "not both."
         )
-    yield embedder.onnx and served, f"{key}.onnx", "excludes engine and base_url; keep only one."
-    yield (
-        embedder.engine and embedder.base_url,
-        key,
-        "set either engine (the name of a table in engines) or base_url, not both.",
-    )
-    known = embedder.engine in (None, *config.engines)
-    problem = f"there is no table engines.{embedder.engine}"
-    yield not known, f"{key}.engine", f"{problem}; add it, or set base_url instead."
+    if embedder.engine not in (None, *config.engines):
+        yield (
+            f"retrieval.embedder.engine: there is no table engines.{embedder.engine}; add it, or "
+            "set base_url instead."
+        )
 
 
-def _retrieval(config: Config) -> _Rules:
-    embedder = config.retrieval.embedder
-    yield (
-        DEFAULT_INDEX in config.indexes,
-        f"indexes.{DEFAULT_INDEX}",
-        "is the name of the index in [retrieval]; choose another name.",
-    )
-    yield (
-        UPLOADS in config.indexes,
-        f"indexes.{UPLOADS}",
-        "is the name of the index of a tenant's own uploads; choose another name.",
-    )
+def _retrieval(config: Config) -> Iterator[str]:
+    if DEFAULT_INDEX in config.indexes:
+        yield (
+            f"indexes.{DEFAULT_INDEX}: is the name of the index in [retrieval]; choose another "
+            "name."
+        )
+    if UPLOADS in config.indexes:
+        yield (
+            f"indexes.{UPLOADS}: is the name of the index of a tenant's own uploads; choose "
+            "another name."
+        )
     folders = [index.index for index in config.all_indexes.values() if index.index]
     partitions = [index.milvus for index in config.all_indexes.values()]
+    dimension = config.retrieval.embedder.dimension or _MINILM_DIMENSION
     for name, index in config.all_indexes.items():
         key = place_of(name)
-        yield (
-            not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name),
-            key,
-            "is not a valid name; use at most 64 letters, digits, dots, underscores and hyphens.",
-        )
-        yield (
-            (index.address is None) == (index.index is None),
-            key,
-            "set exactly one of address (a retrieval server) and index (a folder).",
-        )
-        yield (
-            index.documents and index.index is None,
-            f"{key}.documents",
-            f"needs {key}.index, the folder for the index of these documents.",
-        )
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+            yield (
+                f"{key}: is not a valid name; use at most 64 letters, digits, dots, underscores "
+                "and hyphens."
+            )
+        if (index.address is None) == (index.index is None):
+            yield f"{key}: set exactly one of address (a retrieval server) and index (a folder)."
+        if index.documents and index.index is None:
+            yield (
+                f"{key}.documents: needs {key}.index, the folder for the index of these documents."
+            )
         shape = FACTORY.fullmatch(index.vectors)
-        dimension = embedder.dimension or _MINILM_DIMENSION
-        yield (
-            shape and shape[3] and dimension % int(shape[3]),
-            f"{key}.vectors",
-            f"the number after PQ must divide the dimension of the embedder, {dimension}.",
-        )
-        taken = index.milvus and partitions.count(index.milvus) > 1
-        yield taken, f"{key}.milvus", "is the partition of another index, too; name another one."
-        shared = index.index and folders.count(index.index) > 1
-        yield shared, f"{key}.index", "is the folder of another index, too; name another folder."
+        if shape and shape[3] and dimension % int(shape[3]):
+            yield (
+                f"{key}.vectors: the number after PQ must divide the dimension of the embedder, "
+                f"{dimension}."
+            )
+        if index.milvus and partitions.count(index.milvus) > 1:
+            yield f"{key}.milvus: is the partition of another index, too; name another one."
+        if index.index and folders.count(index.index) > 1:
+            yield f"{key}.index: is the folder of another index, too; name another folder."

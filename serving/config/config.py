@@ -59,6 +59,13 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Pause = Annotated[float, Meta(ge=0, le=86_400)]
 """A time in seconds; 0 is allowed."""
 Share = Annotated[float, Meta(gt=0, lt=1)]
+Positive = Annotated[float, Meta(gt=0, le=10**6)]
+Passages = Annotated[int, Meta(ge=1, le=100)]
+"""A number of passages."""
+PassageTokens = Annotated[int, Meta(ge=32, le=8192)]
+"""Max tokens of a passage of an index."""
+EngineSeconds = Annotated[float, Meta(ge=1, le=86_400)]
+"""A time limit of an engine."""
 
 FACTORY = re.compile(
     r"HNSW([1-9]\d?),SQ8|IVF([1-9]\d{0,6})(?:_HNSW[1-9]\d?)?,(?:SQ8|PQ([1-9]\d{0,3}))"
@@ -122,11 +129,11 @@ class ServerConfig(Section):
     requests, so that no request is lost before proxies send them to other gateways.
     """
     grace_s: Pause = 30.0
-    """Time for running requests to finish after that."""
+    """Time for running requests to finish, which begins after `drain_s`."""
     max_question_chars: Chars = 4000
     """Max length of a question; longer questions are refused."""
     tls: TLS | None = None
-    keep_days: Annotated[float, Meta(gt=0, le=10**6)] | None = None
+    keep_days: Positive | None = None
     """Days after its start at which a run is deleted, with its calls and trace. The sums of tokens
     and cost are kept. Absent: runs are never deleted.
     """
@@ -143,14 +150,14 @@ class SearchConfig(Section):
     """Max turns of an executor, including its report; K in the TBSS paper."""
     max_searches: Count = 2
     """Max searches of one executor."""
-    top_k: Annotated[int, Meta(ge=1, le=100)] = 3
+    top_k: Passages = 3
     """Number of passages that a search shows to its executor."""
     access: bool = False
     """Allow executors to open a document that one of their searches has found, and to read its
     passages about one subject. Use it only with models that follow new instructions in a prompt;
     small models that were trained without it do not.
     """
-    access_k: Annotated[int, Meta(ge=1, le=100)] = 10
+    access_k: Passages = 10
     """Max passages shown of an opened document."""
     access_chars: Chars = 25_000
     """Max characters shown of an opened document, or of the output of a tool."""
@@ -195,9 +202,9 @@ class EngineConfig(Section):
     """
     adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
     """Max rank of the LoRA adapters that the engine can load. Absent: it loads no adapters."""
-    ready_within_s: Annotated[float, Meta(ge=1, le=86_400)] = 600.0
+    ready_within_s: EngineSeconds = 600.0
     """Max time from a start of the engine until it is ready. Large models take minutes."""
-    health_timeout_s: Annotated[float, Meta(ge=1, le=86_400)] = 10.0
+    health_timeout_s: EngineSeconds = 10.0
     """Timeout of the engine's health check. After three failed checks in a row, the engine is
     restarted. If other processes use all cores, a busy engine may need a longer timeout.
     """
@@ -368,7 +375,7 @@ class IndexConfig(Section):
     """Files and folders from which the index is built. The gateway updates the index when it
     starts, and `rolegate index build` updates it at any time.
     """
-    chunk_tokens: Annotated[int, Meta(ge=32, le=8192)] = 200
+    chunk_tokens: PassageTokens = 200
     """Max tokens of a passage, counted with the embedder's tokenizer. Documents are cut into
     passages at the ends of sentences.
     """
@@ -381,7 +388,7 @@ class IndexConfig(Section):
     all vectors. `HNSW32,SQ8`, `IVF4096,SQ8` and `IVF4096,PQ48`, also with other numbers, keep less
     data in memory and find almost the same passages (docs/documents.md#large-indexes).
     """
-    memory_gb: Annotated[float, Meta(gt=0, le=10**6)] = 4.0
+    memory_gb: Positive = 4.0
     """Max memory for training and filling an index that is not `Flat`, in GiB: for the sample and
     the growing index. A build that would exceed it fails before it embeds anything.
     """
@@ -626,12 +633,14 @@ class Config(Section):
 
     @property
     def called_roles(self) -> dict[str, RoleConfig]:
-        """The roles that a gateway calls, by their keys in the file: the three roles, and the
-        managers' own.
+        """The roles that a gateway calls, by their keys in the file: the three roles, the
+        condenser, the judge of trials, and the managers' own.
         """
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
         if self.condenser:
             roles["condenser"] = self.condenser
+        if self.distillation.judge and self.versions.gate.enabled:
+            roles["distillation.judge"] = self.distillation.judge
         return roles | {
             f"managers.{name}.role": one.role for name, one in self.managers.items() if one.role
         }

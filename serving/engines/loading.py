@@ -75,22 +75,18 @@ class Loading:
         manifest = await asyncio.to_thread(self._checked, folder)
         async with self._changing:
             await self._make_room(version)
-            await self._load(version, folder)
+            loading = (adapters.load(version, folder) for adapters in self._replicas)
+            results = await asyncio.gather(*loading, return_exceptions=True)
+            failures = [result for result in results if isinstance(result, Exception)]
+            # A replica that cannot be reached loads the version when it has refused a call for it
+            for failure in failures:
+                unreachable = isinstance(failure, UpstreamUnavailable)
+                if not unreachable or len(failures) == len(self._replicas):
+                    raise failure
+                _log.warning("version.not_everywhere", version=version, error=str(failure))
             self._loaded.pop(version, None)
             self._loaded[version] = None
         return msgspec.json.encode(manifest).decode()
-
-    async def _load(self, version: str, folder: Path) -> None:
-        """Load a version into all replicas that can be reached. Another replica loads it later,
-        when it has refused a call for the version.
-        """
-        loading = (adapters.load(version, folder) for adapters in self._replicas)
-        results = await asyncio.gather(*loading, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, Exception)]
-        for failure in failures:
-            if not isinstance(failure, UpstreamUnavailable) or len(failures) == len(self._replicas):
-                raise failure
-            _log.warning("version.not_everywhere", version=version, error=str(failure))
 
     async def _make_room(self, version: str) -> None:
         """Unload versions until the engine has a free slot. Raises `BadVersion` if all versions in

@@ -92,11 +92,13 @@ class ServerProcess:
 
     async def answers(self, within_s: float) -> bool:
         """Return whether the server answers a health check with 200 within `within_s` seconds."""
-        timeout = aiohttp.ClientTimeout(total=within_s)
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with (
                 aiohttp.ClientSession() as session,
-                session.get(f"http://127.0.0.1:{self.port}/health", timeout=timeout) as response,
+                session.get(
+                    f"http://127.0.0.1:{self.port}/health",
+                    timeout=aiohttp.ClientTimeout(total=within_s),
+                ) as response,
             ):
                 return response.status == 200
         return False

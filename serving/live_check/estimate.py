@@ -2,6 +2,7 @@
 limits in the config.
 """
 
+import math
 from collections.abc import Mapping
 from functools import partial
 
@@ -78,14 +79,12 @@ def estimate(
         sub_query_tokens=_SUB_QUERY_TOKENS,
         tries=1,
     )
-    question = int(config.server.max_question_chars / measured["delegation"].chars_a_token)
-    sub_query_tokens = -(-allowed["delegation"] // search.max_sub_queries)
     upper = prompts(
         search,
         system,
         allowed,
-        question=question,
-        sub_query_tokens=sub_query_tokens,
+        question=int(config.server.max_question_chars / measured["delegation"].chars_a_token),
+        sub_query_tokens=math.ceil(allowed["delegation"] / search.max_sub_queries),
         tries=2,
     )
     return {

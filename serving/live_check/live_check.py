@@ -131,8 +131,9 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
             asyncio.gather(*listing),
         )
         if config.reranker:
-            passages = [Passage("", _QUERY, _QUERY)]
-            request = rerank(config.reranker, started.session, _QUERY, passages)
+            request = rerank(
+                config.reranker, started.session, _QUERY, [Passage("", _QUERY, _QUERY)]
+            )
             retrieval["reranker"] = await _reached(request, "correct the table reranker")
     prices = await prices_of(roles, config.prices)
     *of_roles, of_condenser = probed
@@ -296,14 +297,7 @@ def _judged(
         if price is not None:
             probes["price"] = ProbeResult(True, f"${price.prompt:g} / ${price.completion:g}")
     dollars = (typical.cost(price), at_most.cost(price)) if price else None
-    return RoleCheck(
-        config.model,
-        probes,
-        typical,
-        at_most,
-        price,
-        dollars,
-    )
+    return RoleCheck(config.model, probes, typical, at_most, price, dollars)
 
 
 def _judged_context(tokens: int | None, typical: Use, at_most: Use) -> ProbeResult:
@@ -335,8 +329,10 @@ async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> P
     if others:
         word += f"; not allowed: {others}"
     advice = f"the server has no {lacking}, but tools.{name}.allow names it" if lacking else ""
-    tools = ProbeResult(not lacking, word, advice, needed=True)
-    return {"starts": ProbeResult(True), "tools": tools}
+    return {
+        "starts": ProbeResult(True),
+        "tools": ProbeResult(not lacking, word, advice, needed=True),
+    }
 
 
 def _quoted(text: str) -> str:
@@ -393,8 +389,9 @@ def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, Probe
                 raise BadIndex(
                     f"{folder}: passages are missing in {store.name}; run `rolegate index build`."
                 )
-            word = f"{len(index.passages)} passages, {index.manifest.searched_by}"
-            built = ProbeResult(True, word)
+            built = ProbeResult(
+                True, f"{len(index.passages)} passages, {index.manifest.searched_by}"
+            )
     except (UpstreamError, BadIndex) as error:
         built = ProbeResult(False, "no", str(error), needed=True)
     return {"embedder": {"reachable": embeds}, "index": {"built": built}}

@@ -241,10 +241,10 @@ class Gauges(Collector):
         endpoints = self.upstreams.endpoints.items()
         gauge = GaugeMetricFamily
         counter = CounterMetricFamily
-        by = "deployment"
-        admission = self.admission
-        yield gauge("rolegate_runs_in_flight", "Runs that are running", value=admission.running)
-        yield gauge("rolegate_runs_queued", "Runs that wait to start", value=admission.waiting)
+        yield gauge(
+            "rolegate_runs_in_flight", "Runs that are running", value=self.admission.running
+        )
+        yield gauge("rolegate_runs_queued", "Runs that wait to start", value=self.admission.waiting)
         yield gauge(
             "rolegate_store_lag_seconds",
             "Age of the oldest change of a run that is in the log and not in the database",
@@ -257,28 +257,25 @@ class Gauges(Collector):
             self.readiness.parts.items(),
             "part",
         )
-        attempts = [(name, role.in_flight) for name, role in roles]
         yield _family(
             gauge,
             "role_calls_in_flight",
             "Attempts of model calls in flight",
-            attempts,
+            ((name, role.in_flight) for name, role in roles),
             "role",
         )
-        waiting = [(name, role.waiting) for name, role in roles]
         yield _family(
             gauge,
             "role_calls_queued",
             "Attempts of model calls that wait because of max_in_flight",
-            waiting,
+            ((name, role.waiting) for name, role in roles),
             "role",
         )
-        fallbacks = [(name, role.fallbacks) for name, role in roles]
         yield _family(
             counter,
             "fallbacks",
             "Calls that a fallback role made",
-            fallbacks,
+            ((name, role.fallbacks) for name, role in roles),
             "role",
         )
 
@@ -291,34 +288,30 @@ class Gauges(Collector):
             "breaker_state",
             "State of the circuit breaker: 1 for the current state, 0 for the others",
             states,
-            by,
+            "deployment",
             "state",
         )
-        openings = [(name, endpoint.breaker.openings) for name, endpoint in endpoints]
         yield _family(
             counter,
             "breaker_openings",
             "Number of times the circuit breaker has opened",
-            openings,
-            by,
+            ((name, endpoint.breaker.openings) for name, endpoint in endpoints),
+            "deployment",
         )
-        calls = [(name, endpoint.in_flight) for name, endpoint in endpoints]
         yield _family(
             gauge,
             "endpoint_calls_in_flight",
             "Model calls in flight at the deployment",
-            calls,
-            by,
+            ((name, endpoint.in_flight) for name, endpoint in endpoints),
+            "deployment",
         )
 
         if self.reports is not None:
-            reports = asdict(self.reports).items()
-            what = "Sub-queries by the origin of their report (kept, shared or worked)"
             yield _family(
                 counter,
                 "sub_queries",
-                what,
-                reports,
+                "Sub-queries by the origin of their report (kept, shared or worked)",
+                asdict(self.reports).items(),
                 "report",
             )
 

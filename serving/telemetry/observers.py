@@ -57,8 +57,7 @@ async def open_observers(
         observers: list[Observer] = []
         show: ShowQuotas | None = None
         if config.metrics is not None:
-            opening = _metrics(config.metrics, log, watched, hosts)
-            metrics = await stack.enter_async_context(opening)
+            metrics = await stack.enter_async_context(_metrics(config.metrics, log, watched, hosts))
             show = metrics.show_quotas
             observers.append(metrics)
         if config.otlp is not None:

@@ -87,9 +87,8 @@ async def watch_quotas(
         with suppress(StoreFailed):  # readiness reports the failure
             uses = await journal.quota_uses()
             nearly = [use for use in uses if use.used * 100 >= use.limit * _WARN_PERCENT]
-            due: list[tuple[QuotaUse, bool]] = []
-            if nearly:
-                due = await journal.accounts.claim_warnings(nearly, time.time() - _AGAIN_S)
+            claimed_before = time.time() - _AGAIN_S
+            due = await journal.accounts.claim_warnings(nearly, claimed_before) if nearly else []
             new = [use for use, is_new in due if is_new]
             for use in new:
                 _log.warning("quota.warning", **asdict(use))

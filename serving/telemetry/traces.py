@@ -78,13 +78,11 @@ class Traces(Frozen):
         """Make the span of a search, without its query, because the run may be private."""
         run = get_current_span()
         if run.is_recording():
-            during = (began_at, began_at + duration_s)
-            attributes = {"gen_ai.data_source.id": "rolegate"}
             self._span(
                 run,
                 "retrieval rolegate",
-                during,
-                attributes,
+                (began_at, began_at + duration_s),
+                {"gen_ai.data_source.id": "rolegate"},
                 error,
             )
 

@@ -54,8 +54,7 @@ class ToolPool:
     async def session(self) -> AsyncIterator[Tools]:
         """Open a session of one worker. It is the worker's own for servers with `own_sessions`."""
         async with AsyncExitStack() as stack:
-            servers = self._servers.items()
-            yield ToolPool({name: server.within(stack) for name, server in servers})
+            yield ToolPool({name: server.within(stack) for name, server in self._servers.items()})
 
 
 @asynccontextmanager
@@ -70,9 +69,6 @@ async def tool_pool(
     A server that is down is reported to `readiness` as `tools.NAME`; the other servers are not
     affected. `first_pause_s`: seconds before the first restart of a server.
     """
-    if not configs:
-        yield ToolPool({})
-        return
     servers = {name: _Server(name, config, readiness) for name, config in configs.items()}
     async with _kept_running(servers.values(), first_pause_s):
         yield ToolPool(servers)
@@ -141,8 +137,9 @@ class _Server:
                     return await connection.call(name, arguments)
             except TimeoutError:
                 connection.stale.set()  # lists the tools, which shows whether the server answers
-                message = f"took more than {self._config.timeout_s:g} s"
-                raise ToolFailed(message, endpoint=self._endpoint) from None
+                raise ToolFailed(
+                    f"took more than {self._config.timeout_s:g} s", endpoint=self._endpoint
+                ) from None
 
     async def keep_running(self, first_pause_s: float) -> None:
         """Start the server, restart it when it ends, and list its tools again when they may have
@@ -194,8 +191,8 @@ class _Server:
 
 
 class _OwnServer(_Server):
-    """A worker's own session with a server. It starts with the first call, because many workers
-    end without one, and ends with the worker. The shared server only lists the tools.
+    """A worker's own session with a server. It starts with the worker's first call, because many
+    workers call no tool, and ends with the worker. The shared server only lists the tools.
     """
 
     def __init__(self, shared: _Server, stack: AsyncExitStack) -> None:

@@ -174,8 +174,13 @@ def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
         return None
 
     message = "the server's answer is not a valid MCP message" if complete else _TOO_LARGE
-    error = ErrorData(code=PARSE_ERROR, message=message)
-    return SessionMessage(JSONRPCError(jsonrpc="2.0", id=int(answered[1]), error=error))
+    return SessionMessage(
+        JSONRPCError(
+            jsonrpc="2.0",
+            id=int(answered[1]),
+            error=ErrorData(code=PARSE_ERROR, message=message),
+        )
+    )
 
 
 _READ_S = {"GET": None, "DELETE": _ENDS_WITHIN_S}

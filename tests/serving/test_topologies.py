@@ -24,7 +24,7 @@ from router.models import Sampling
 from router.search import Executor
 from router.search.agent import ExecutorLimits
 from router.trace import RoleName
-from serving.cli.ask import ask
+from serving.cli.main import main
 from serving.composition import running_gateway
 from serving.config.config import (
     Config,
@@ -222,6 +222,6 @@ def test_ask_takes_a_topology(capsys: pytest.CaptureFixture[str]) -> None:
     """`rolegate ask --topology` requests it, and shows the gateway's error."""
     question = "When was the director of Heat born?"
     with running() as address:
-        assert ask(["--address", address, "--topology", "factorized", question]) == 0
-        assert ask(["--address", address, "--topology", "host", QUESTION]) == 1
+        assert main(["ask", "--address", address, "--topology", "factorized", question]) == 0
+        assert main(["ask", "--address", address, "--topology", "host", QUESTION]) == 1
     assert "add [managers.NAME] to the gateway's config" in capsys.readouterr().err

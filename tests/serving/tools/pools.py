@@ -12,7 +12,7 @@ from router.calls import Readiness
 from router.errors import ToolFailed
 from router.search.tools import Tool, Tools
 from serving.config.config import ToolServerConfig
-from serving.tools import ToolPool, tool_pool
+from serving.tools.pool import ToolPool, tool_pool
 
 DO = Tool("web", "do", "", {})
 

@@ -14,7 +14,7 @@ from router.calls import Readiness
 from router.errors import ToolFailed
 from router.search.tools import Tool
 from serving.config.config import ToolServerConfig
-from serving.tools import tool_pool
+from serving.tools.pool import tool_pool
 from tests.serving.tools.faulty_server import ANSWERS, FAULTS, HOSTILE
 from tests.serving.tools.pools import DO, done, faulty, pool_of, state, tools_of, until
 
