@@ -1,6 +1,7 @@
 """`rolegate ask` and `rolegate chat`: ask questions; show answers and how they came about."""
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,7 @@ from rolegate.client.requests import (
 )
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 from rolegate.v1.document_filter_pb2 import DocumentFilter
+from rolegate.v1.usage_pb2 import RoleUsage
 
 from router.access import new_key
 from router.errors import BadRequest, StoreInUse
@@ -47,7 +49,7 @@ from serving.cli.options import (
     connection,
     document_filter,
 )
-from serving.cli.tables import AnswerView
+from serving.cli.tables import AnswerView, usage_table
 from serving.config.file import load_config
 from serving.logs import errors_only
 
@@ -216,9 +218,9 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
 
 _HINT = (
     "A question may refer to the ones before it.\nCommands: /new, /index [NAME ...], /right, "
-    "/wrong [RIGHT ANSWER], /help, /quit."
+    "/wrong [RIGHT ANSWER], /usage, /help, /quit."
 )
-_ENDS = ("exit", "quit", "/exit", "/quit")
+_ENDS = ("exit", "quit", "/exit", "/quit", ":quit", ":q", "/q")
 
 
 class ChatOptions(GatewayOptions):
@@ -226,12 +228,13 @@ class ChatOptions(GatewayOptions):
 
     A question may refer to the questions and answers before it. Without --address, a gateway is
     started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends
-    the chat. Commands:
+    the chat. Commands (`:` works in place of `/`):
 
       /new                  begin a new conversation
       /index [NAME ...]     search these indexes, or all
       /right                say that the last answer was right
       /wrong [RIGHT ANSWER] say that the last answer was wrong
+      /usage                show the tokens and the cost of this chat's answers, by role
       /help                 list the commands
       /quit                 end the chat
     """
@@ -254,6 +257,7 @@ def chat(arguments: Sequence[str]) -> int:
     errors_only()
     progress = Console(stderr=True)
     view = AnswerView(Console(), progress, stream=options.stream, as_json=False)
+    usage: list[RoleUsage] = []
     last: AnswerResponse | None = None
     history: tuple[ChatMessage, ...] = ()
 
@@ -264,25 +268,28 @@ def chat(arguments: Sequence[str]) -> int:
         say(_HINT)
         for line in _lines():
             try:
-                match line.split(maxsplit=1):
+                match re.sub("^/", ":", line).split(maxsplit=1):
                     case []:
                         pass
-                    case ["/right" | "/wrong", *_] if last is None:
+                    case [":right" | ":wrong", *_] if last is None:
                         say("there is no last answer to rate: ask a question first", "yellow")
-                    case [("/right" | "/wrong") as verdict, *right] if last is not None:
+                    case [(":right" | ":wrong") as verdict, *right] if last is not None:
                         client.feedback(
                             last.run_id,
-                            accepted=verdict == "/right",
+                            accepted=verdict == ":right",
                             right_answer="".join(right),
                         )
                         say(f"your feedback is stored with run {last.run_id}")
-                    case ["/new"]:
+                    case [":new"]:
                         history = ()
-                    case ["/index", *names]:
+                    case [":index", *names]:
                         request_options["index"] = "".join(names).split()
                         say(f"searching {''.join(names) or 'all indexes'}")
-                    case [word, *_] if word.startswith("/"):
-                        say(_HINT if word == "/help" else f"{word} is not a command.\n{_HINT}")
+                    case [":usage"]:
+                        view.out.print(usage_table(usage))
+                    case [word, *_] if word.startswith(":"):
+                        typed = line.split()[0]
+                        say(_HINT if word == ":help" else f"{typed} is not a command.\n{_HINT}")
                     case _:
                         last = None
                         request_options["history"] = history
@@ -291,6 +298,7 @@ def chat(arguments: Sequence[str]) -> int:
                             say(f"searched as: {last.question}")
                         view.show(last)
                         history = extended(history, line, last.answer)
+                        usage.extend(last.usage)
             except GatewayError as error:
                 say(str(error), "red")
             except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """Terminal output of runs, answers, model calls, tokens, cost and executor versions."""
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC
@@ -48,9 +49,15 @@ TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
 
 def usage_table(usage: Iterable[RoleUsage]) -> Table:
     """Return a table of tokens and cost: a row for each role and model (and manager, if there are
-    any), and a last row with the sums.
+    any), and a last row with the sums. `usage`: rows of any number of answers.
     """
-    rows = [UsageRow(usage=row) for row in usage]
+    groups = defaultdict[tuple[Role.ValueType, str, str], list[RoleUsage]](list)
+    for row in usage:
+        groups[row.role, row.model, row.manager].append(row)
+    rows = list[UsageRow]()
+    for (role, model, manager), members in groups.items():
+        rows.append(UsageRow(usage=total(members)))
+        rows[-1].usage.MergeFrom(RoleUsage(role=role, model=model, manager=manager))
     managed = any(row.usage.manager for row in rows)
     return grouped_table(rows, ("role", "model", *(["manager"] if managed else [])))
 

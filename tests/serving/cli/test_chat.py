@@ -141,12 +141,34 @@ def test_an_error_does_not_end_the_chat(gateway: str, piped: Piped) -> None:
     assert "delegation at http://127.0.0.1:9/v1: connection refused" in run.err
 
 
-@pytest.mark.parametrize("end", ["/quit", "/exit", "quit", "exit"])
+@pytest.mark.parametrize("end", ["/quit", "/exit", ":q", "quit", "exit"])
 def test_slash_commands_are_not_asked(end: str, gateway: str, piped: Piped) -> None:
-    run = piped("/help", QUESTION, end, QUESTION, options=("--address", gateway))
+    run = piped("/help", QUESTION, "/usage", end, QUESTION, options=("--address", gateway))
 
     assert (run.status, run.out.count("│ in 1943")) == (0, 1)
     assert run.err.count("/quit") == 2
+    assert [line.split()[0] for line in run.out.splitlines() if line.split()[:1] == ["all"]] == [
+        "all",
+        "all",
+    ]
+
+
+def test_usage_is_that_of_this_chat(gateway: str, piped: Piped) -> None:
+    """Two answers cost twice as much as a single one; a previous chat does not count. There is one
+    row for each role.
+    """
+    piped(QUESTION, options=("--address", gateway))
+    run = piped(QUESTION, "/new", QUESTION, ":usage", options=("--address", gateway))
+
+    sums = [line.split()[1] for line in run.out.splitlines() if line.split()[:1] == ["all"]]
+    assert sums == ["8", "8", "16"]
+    roles = [line.split()[0] for line in run.out.rpartition("role")[2].splitlines() if line.split()]
+    assert sorted(role for role in roles if role.isalpha()) == [
+        "all",
+        "answer",
+        "delegation",
+        "execution",
+    ]
 
 
 async def test_questions_have_the_index_and_the_style_of_the_chat(piped: Piped) -> None:
@@ -182,15 +204,15 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
     )
     async with served(deployment) as (address, store):
         lines = [
-            "/right",
+            ":right",
             DIRECTOR,
-            "/right",
+            ":right",
             DIRECTOR,
-            "/wrong",
-            "/wrong Michael  Mann",
+            ":wrong",
+            ":wrong Michael  Mann",
             "x" * 5000,
-            "/right",
-            "/nonsense",
+            ":right",
+            ":nonsense",
             "/frob now",
         ]
         run = await asyncio.to_thread(piped, *lines, options=("--address", address))
@@ -203,7 +225,7 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
     ]
     assert run.err.count("there is no last answer") == 2
     assert run.err.count("/wrong [RIGHT ANSWER]") == 3
-    assert "\n/nonsense is not a command." in run.err
+    assert "\n:nonsense is not a command." in run.err
     assert "\n/frob is not a command." in run.err
 
 
