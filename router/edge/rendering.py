@@ -103,15 +103,10 @@ class CitedAnswer(Frozen):
             )
         if not self.citations:
             return "" if self.unsupported else "No retrieved passage holds this answer."
-        return "\n".join(
-            [
-                SOURCES.strip(),
-                *(
-                    f"[{number}] {markdown(source_line(at))}"
-                    for number, at in enumerate(self.citations, 1)
-                ),
-            ]
-        )
+        lines = [SOURCES.strip()]
+        for number, citation in enumerate(self.citations, 1):
+            lines.append(f"[{number}] {markdown(source_line(citation))}")
+        return "\n".join(lines)
 
 
 def marked(answer: str, sentences: Sequence[Any]) -> str:

@@ -135,8 +135,7 @@ class ContextWindow:
     @property
     def full(self) -> bool:
         """True if the model's context had no room for any passage of the last search."""
-        last = self.searches[-1] if self.searches else None
-        return last is not None and bool(last.passages) and not last.shown
+        return any(search.passages and not search.shown for search in self.searches[-1:])
 
     def absorb(self, output: Completion) -> None:
         """Add the model's turn, and update the estimate of tokens per character from its usage."""
@@ -458,18 +457,20 @@ class Agent:
             pattern = turn_pattern(
                 searched=bool(work.searches), may_search=self._may_search(work, turns=1)
             )
-        asked = partial(
-            role.ask,
-            sub_query_index=index,
-            pattern=pattern,
-            tools=tools,
-            until=until,
-        )
         if role.context_tokens is not None:
             work.fit(role.context_tokens, role.sampling.max_tokens)
         while True:
             try:
-                output = await asked(work.messages, stop, context.ledger, purpose=purpose)
+                output = await role.ask(
+                    work.messages,
+                    stop,
+                    context.ledger,
+                    sub_query_index=index,
+                    purpose=purpose,
+                    pattern=pattern,
+                    tools=tools,
+                    until=until,
+                )
             except ContextTooLong:
                 if not work.drop():
                     raise

@@ -85,7 +85,7 @@ _Searches = tuple[SearchRecord, ...]
 _Changed = tuple[Conversation | None, _Searches]
 _Change = Callable[[AgentWork, _Searches], _Changed]
 """Function that returns a replacement for an agent's conversation and searches."""
-_Led = TypeVar("_Led", Trajectory, TableRun)
+_Led = TypeVar("_Led", bound=Trajectory | TableRun)
 
 
 def work_of(run: Run) -> list[AgentWork]:
@@ -111,9 +111,7 @@ def _changed(result: Result | None, change: _Change, alone: AgentId) -> Result |
     the result is a single conversation.
     """
     match result:
-        case Trajectory():
-            return _changed_lead(result, change)
-        case TableRun():
+        case Trajectory() | TableRun():
             return _changed_lead(result, change)
         case Execution():
             return _changed_execution(0, result, DELEGATOR, change)

@@ -18,7 +18,7 @@ key.
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -102,17 +102,11 @@ def openai_app(
     """
     limits = limits or Limits()
 
-    async def complete(request: web.Request) -> web.StreamResponse:
-        asked = await _read(request, limits.opening_s, ChatRequest)
-        return await answered(request, asked, ChatReply(asked))
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        asked = await _read(request, limits.opening_s, ResponsesRequest)
-        return await answered(request, asked, ResponseReply(asked))
-
     async def answered(
-        request: web.Request, asked: ChatRequest, reply: Reply
+        kind: type[ChatRequest], replying: Callable[[Any], Reply], request: web.Request
     ) -> web.StreamResponse:
+        asked = await _read(request, limits.opening_s, kind)
+        reply = replying(asked)
         if asked.role not in MODELS:
             return _unknown(asked.model)
         question = asked.question
@@ -170,8 +164,8 @@ def openai_app(
     app = web.Application(
         middlewares=[*watched, _guarding(access, pages)], client_max_size=MAX_BODY_BYTES
     )
-    app.router.add_post("/v1/chat/completions", complete)
-    app.router.add_post("/v1/responses", respond)
+    app.router.add_post("/v1/chat/completions", partial(answered, ChatRequest, ChatReply))
+    app.router.add_post("/v1/responses", partial(answered, ResponsesRequest, ResponseReply))
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name}", model)
     app.router.add_get("/healthz", _alive)
@@ -338,11 +332,7 @@ def _guarding(access: Access, pages: Site | None) -> Middleware:
             failure = logged_failure(error)
             number = HTTP_STATUS[failure.code]
             wait_s = failure.retry_after_s
-            headers = (
-                {"Retry-After": str(math.ceil(wait_s))}
-                if number in (429, 503) and wait_s is not None
-                else {}
-            )
+            headers = {} if wait_s is None else {"Retry-After": str(math.ceil(wait_s))}
             if number == 401:
                 headers["WWW-Authenticate"] = "Bearer"
             return _json(number, failure_body(failure), headers)
