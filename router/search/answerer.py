@@ -11,7 +11,7 @@ from router.calls import Role
 from router.calls.attempts import OnText
 from router.errors import BudgetExhausted, ContextTooLong
 from router.ledger import Ledger
-from router.models import Completion, Message
+from router.models import Message
 from router.protocol import Report, prompts
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.protocol.tags import Malformed, blocks, element, one_line, without_thinking
@@ -56,16 +56,13 @@ class Answerer:
         if not isinstance(answer, Malformed):
             return answer, Conversation(messages, (output,))
 
-        shown = Message("assistant", prompts.shown_turn(output.text))
-        messages = (*messages, shown, Message("user", prompts.CORRECT_ANSWER))
-        outputs: tuple[Completion, ...] = (output,)
+        asked = Conversation(messages).with_output(output).with_user_turn(prompts.CORRECT_ANSWER)
         with suppress(BudgetExhausted, ContextTooLong):
-            outputs += (
-                await self.role.ask(
-                    messages, self.stop, ledger, purpose="correction", on_text=on_text
-                ),
+            output = await self.role.ask(
+                asked.messages, self.stop, ledger, purpose="correction", on_text=on_text
             )
-        return read_answer(outputs[-1].text), Conversation(messages, outputs)
+            asked = Conversation(asked.messages, (*asked.outputs, output))
+        return read_answer(output.text), asked
 
     def messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
         """Return the messages that ask for an answer to `question`. `pairs`: sub-queries, each with

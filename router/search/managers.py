@@ -19,7 +19,7 @@ from router.models import Completion
 from router.protocol import NO_EVIDENCE, Report, prompts
 from router.protocol.turns import MAX_POINTS, ExecutionTurn, ReportTurn
 from router.search.context import ANSWERING_SHARE, Draft, RunContext
-from router.search.delegator import Delegator, with_output, with_user_turn
+from router.search.delegator import Delegator
 from router.search.executor import STOP, Executes
 from router.search.loop import FactorizedSearch
 from router.trace import Conversation, Event, Execution, Trajectory
@@ -184,11 +184,11 @@ async def _report(
     )
     for purpose, text in purposes:
         last = conversation.messages[-1]
+        request = text
         if last.role == "user":  # the workers' reports of the last round: extend this message
+            request = f"{last.content}\n{text}"
             conversation = Conversation(conversation.messages[:-1], conversation.outputs)
-            conversation = with_user_turn(conversation, f"{last.content}\n{text}")
-        else:
-            conversation = with_user_turn(conversation, text)
+        conversation = conversation.with_user_turn(request)
         output = await delegator.role.ask(
             conversation.messages,
             STOP if purpose == "first" else (),
@@ -196,7 +196,7 @@ async def _report(
             purpose=purpose,
             until=context.deadline,
         )
-        conversation = with_output(conversation, output)
+        conversation = conversation.with_output(output)
         context.draft.result = msgspec.structs.replace(trajectory, delegation=conversation)
         if report := _read(delegator.report, output):
             return report

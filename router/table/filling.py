@@ -44,7 +44,6 @@ from router.protocol.sub_queries import normal_question
 from router.protocol.tags import Malformed
 from router.search import Delegator, RunContext
 from router.search.context import Reporting
-from router.search.delegator import with_user_turn
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.search.indexes import Indexes
@@ -387,7 +386,7 @@ class _Filling:
         first = self._round == 1
         context.on_event(RoundStarted(self._round))
         if not first:
-            self._delegation = with_user_turn(self._delegation, await in_worker(self._status))
+            self._delegation = self._delegation.with_user_turn(await in_worker(self._status))
 
         early = Dispatching(
             self._search.executor,
