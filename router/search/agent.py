@@ -2,11 +2,9 @@
 tool, or writes its report.
 """
 
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 from msgspec import UNSET
@@ -14,6 +12,7 @@ from msgspec.structs import replace
 
 from router.calls import Role
 from router.errors import ContextTooLong, ToolFailed
+from router.frozen import Frozen
 from router.models import Completion, Message
 from router.models.model import Function
 from router.protocol import Passage, Report, prompts
@@ -40,8 +39,7 @@ _TOKENS_PER_CHARACTER = 1 / 3
 """A high estimate of the tokens per character, used until the engine has counted a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorLimits:
+class ExecutorLimits(Frozen):
     """Limits of an executor's work on one sub-query."""
 
     max_turns: int = 3
@@ -63,8 +61,7 @@ class ExecutorLimits:
     """Max characters of an opened document's passages together, and of a tool's output."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Frozen):
     """The text protocol between an agent and its model: the parser of the model's turns, and the
     messages that reply to them.
     """
@@ -89,7 +86,7 @@ class Form:
 
 def _with_actions(form: Form, *, tools: bool) -> Form:
     """Return `form`, extended for a model that may also open documents or call tools."""
-    return dataclasses.replace(
+    return replace(
         form,
         parse=partial(parse_action_turn, form.parse),
         stop=(*form.stop, "</access>", "</call>"),

@@ -5,11 +5,13 @@ judge, which compares answers.
 import string
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from router.calls import Role
 from router.calls.attempts import OnText
 from router.errors import BudgetExhausted, ContextTooLong
+from router.frozen import Frozen
 from router.ledger import Ledger
 from router.models import Message
 from router.protocol import Report, prompts
@@ -21,8 +23,7 @@ from router.trace import Conversation, Execution
 STOP = ("</answer>",)
 
 
-@dataclass(frozen=True, slots=True)
-class Answerer:
+class Answerer(Frozen):
     """The role that writes the answer. It is shown only the question, the sub-queries and their
     reports: no reasoning and no passages.
     """
@@ -76,8 +77,7 @@ _NO = ("incorrect", "false", "no")
 _AROUND = string.punctuation + string.whitespace + "“”‘’"
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(Frozen):
     """The role that decides whether an answer is right, by comparing it with right answers by
     meaning. Each comparison has a fresh context.
     """

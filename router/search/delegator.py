@@ -1,9 +1,9 @@
 """The delegator. In each round it decides either to dispatch sub-queries or to stop (TBSS 3.1)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from router.calls import Role
+from router.frozen import Frozen
 from router.ledger import Ledger
 from router.models import Completion
 from router.protocol import parse_decision, prompts
@@ -21,8 +21,7 @@ at the end of the first block.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Delegator:
+class Delegator(Frozen):
     """The role that splits the question into sub-queries. It never writes the answer.
 
     A manager contains a `Delegator` too, which splits the manager's step into sub-queries for its

@@ -8,13 +8,13 @@ app. A) and multiply the cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec.structs import replace
 
 from router.background import loop_time
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
+from router.frozen import Frozen
 from router.models import Completion
 from router.protocol import NO_EVIDENCE, Report, prompts
 from router.protocol.turns import MAX_POINTS, ExecutionTurn, ReportTurn
@@ -32,8 +32,7 @@ _CUT: Mapping[str, ExecutionOutcome] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Manager:
+class Manager(Frozen):
     """Works on a sub-query by a nested search loop with a delegator and workers, in a fresh
     context. To the outer loop, it is an executor.
     """
@@ -122,7 +121,7 @@ class Manager:
         if report.escalate_to and bool(report.evidence) != bool(grounds):
             # Evidence that no worker reported is invented, so it is replaced.
             joined = _joined(grounds, chars) if grounds else NO_EVIDENCE
-            return msgspec.structs.replace(joined, escalate_to=report.escalate_to)
+            return replace(joined, escalate_to=report.escalate_to)
         return report
 
 
@@ -134,7 +133,7 @@ def _inside(index: int, name: str, context: RunContext) -> RunContext:
 
     def on_event(event: Event) -> None:
         if isinstance(event, SearchDone):
-            context.on_event(msgspec.structs.replace(event, index=index))
+            context.on_event(replace(event, index=index))
 
     now = loop_time()
     return replace(
@@ -197,7 +196,7 @@ async def _report(
             until=context.deadline,
         )
         conversation = conversation.with_output(output)
-        context.draft.result = msgspec.structs.replace(trajectory, delegation=conversation)
+        context.draft.result = replace(trajectory, delegation=conversation)
         if report := _read(delegator.report, output):
             return report
     return None
@@ -259,4 +258,4 @@ class Managers:
         second = await other.run(sub_query, index, context)
         if second.failed and not second.report.evidence and execution.report.evidence:
             return execution
-        return msgspec.structs.replace(second, before=execution)
+        return replace(second, before=execution)
