@@ -32,7 +32,7 @@ from router.search.tools import Tool, Tools, offered, passages_of
 from router.trace import Conversation, turns
 from router.trace.call import Purpose
 from router.trace.scope import Scope
-from router.trace.values import SearchDone, SearchRecord, ToolCall
+from router.trace.values import SearchRecord, ToolCall
 
 _Look = Callable[[], Awaitable[SearchRecord]]
 _TOKENS_PER_CHARACTER = 1 / 3
@@ -342,8 +342,7 @@ class Agent:
         search = context.ledger.search_before(agent, query) or await look()
         context.ledger.searched(agent, search)
         work.documents(search, last=not self._may_search(work, searches=1, turns=1))
-        titles = tuple(passage.title for passage in search.passages)
-        context.on_event(SearchDone(index, query, titles))
+        context.on_event(search.event(index))
 
     async def _search(
         self,

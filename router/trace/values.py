@@ -107,6 +107,10 @@ class SearchRecord(Frozen, gc=False):
         """The passages that the model was shown: all except the dropped ones."""
         return self.passages[: len(self.passages) - self.dropped_passages]
 
+    def event(self, index: int) -> "SearchDone":
+        """Return the event of this search. `index`: the number of the sub-query."""
+        return SearchDone(index, self.query, tuple(passage.title for passage in self.passages))
+
 
 class Execution(Frozen, gc=False, tag=True):
     """The work on one sub-query, by an executor in a fresh context or by a manager with its
