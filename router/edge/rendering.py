@@ -140,7 +140,9 @@ class _CitedTable(CitedAnswer, frozen=True):
 
 
 class AnswerText:
-    """The Markdown of an answer while it is written, for a client that cannot take text back."""
+    """The Markdown of an answer while it is written, for a client that cannot replace text that it
+    has received.
+    """
 
     def __init__(self) -> None:
         self._answer = ""
@@ -163,8 +165,8 @@ class AnswerText:
         return piece
 
     def rest(self, text: str) -> str:
-        """Return what is to be sent of the whole text after what was sent. Raises
-        `UpstreamUnavailable` if the answer was written again, and differs from what was sent.
+        """Return the part of `text`, the whole Markdown, that was not sent yet. Raises
+        `UpstreamUnavailable` if a retry wrote another answer than the part that was sent.
         """
         if not text.startswith(self._sent):
             raise UpstreamUnavailable(

@@ -59,11 +59,15 @@ async def streamed(kind: RunKind, work: Work) -> AsyncIterator[Any]:
         yield last
 
 
-class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
-    """Implements `AnswerService`."""
+class _OfGateway:
+    """Base of the services whose work a `Gateway` does."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+
+
+class AnswerServicer(_OfGateway, answer_pb_grpc.AnswerServiceServicer):
+    """Implements `AnswerService`."""
 
     async def Answer(
         self, request: answer_pb.AnswerRequest, context: Any
@@ -88,11 +92,8 @@ _PIECE_CHARS = 65536
 """Max characters of text, and of reasoning, in one streamed message."""
 
 
-class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
+class CompletionServicer(_OfGateway, completion_pb_grpc.CompletionServiceServicer):
     """Implements `CompletionService`."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     async def Complete(
         self, request: completion_pb.CompleteRequest, context: Any
@@ -148,11 +149,8 @@ def _output(run: Run) -> Completion:
     return run.result.outputs[-1]
 
 
-class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
+class ExecutionServicer(_OfGateway, execution_pb_grpc.ExecutionServiceServicer):
     """Implements `ExecutionService`."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     async def Execute(
         self, request: execution_pb.ExecuteRequest, context: Any

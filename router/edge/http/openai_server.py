@@ -54,7 +54,7 @@ from router.edge.http.openai_request import (
     ResponsesRequest,
 )
 from router.edge.http.server import observing
-from router.edge.limits import MAX_REPEATED, Limits
+from router.edge.limits import DEFAULT_LIMITS, MAX_REPEATED, Limits
 from router.edge.pages import Site
 from router.edge.rendering import AnswerText, cited_answer, progress_line
 from router.edge.run_table import run_table
@@ -80,7 +80,7 @@ def openai_app(
     gateway: Gateway,
     access: Access,
     readiness: Readiness | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     *,
     observer: Observer | None = None,
     pages: Site | None = None,
@@ -93,14 +93,13 @@ def openai_app(
     requests must be `application/json` of at most 1 MiB. Requests that web pages of other hosts
     send through a browser are refused.
 
-    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503. `limits`:
-    None for the default limits. `pages`: the web pages, which get all paths except `/v1/` and the
+    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503.
+    `pages`: the web pages, which get all paths except `/v1/` and the
     probes, and check keys themselves. `chat_tasks`: how to handle background tasks of chat tools,
     such as titles: `answer` them by one call of the answerer's model, `refuse` them, or `search`
     for them like for questions. `indexes`: names of all indexes, of which `GET /v1/models` lists
     those that the caller may search.
     """
-    limits = limits or Limits()
 
     async def answered(
         kind: type[ChatRequest], replying: Callable[[Any], Reply], request: web.Request

@@ -18,7 +18,7 @@ from rolegate.client.text import visible
 
 from router.access import CALLER, Access, check_scope
 from router.background import Worker
-from router.edge.limits import Limits
+from router.edge.limits import DEFAULT_LIMITS
 from router.edge.pages import formats
 from router.edge.pages.sessions import COOKIE, LASTS_S, Sessions
 from router.edge.status import HTTP_STATUS, logged_failure
@@ -223,7 +223,7 @@ class Site:
             raise web.HTTPUnsupportedMediaType(text=f"Send the form as {_ENCODING}.")
         origin = request.headers.get("Origin")
         try:
-            async with asyncio.timeout(Limits().opening_s):
+            async with asyncio.timeout(DEFAULT_LIMITS.opening_s):
                 body = await request.clone(client_max_size=_MAX_BYTES).read()
             fields = parse_qsl(
                 body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS
