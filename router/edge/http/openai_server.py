@@ -93,12 +93,11 @@ def openai_app(
     requests must be `application/json` of at most 1 MiB. Requests that web pages of other hosts
     send through a browser are refused.
 
-    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503.
-    `pages`: the web pages, which get all paths except `/v1/` and the
-    probes, and check keys themselves. `chat_tasks`: how to handle background tasks of chat tools,
-    such as titles: `answer` them by one call of the answerer's model, `refuse` them, or `search`
-    for them like for questions. `indexes`: names of all indexes, of which `GET /v1/models` lists
-    those that the caller may search.
+    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503. `pages`: the
+    web pages, which get all paths except `/v1/` and the probes, and check keys themselves.
+    `chat_tasks`: how to handle background tasks of chat tools, such as titles: `answer` them by one
+    call of the answerer's model, `refuse` them, or `search` for them like for questions. `indexes`:
+    names of all indexes, of which `GET /v1/models` lists those that the caller may search.
     """
 
     async def answered(

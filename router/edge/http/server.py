@@ -60,8 +60,7 @@ class HTTPServer:
         """`grace_s`: max seconds for requests under way to finish when the server drains.
         `access`: the keys of the application; if given, the server listens on an address that
         other machines can reach only if a key is required. `tls`: None for a server without TLS.
-        `hosts`: host names of this server, in addition to
-        the host in its address.
+        `hosts`: host names of this server, in addition to the host in its address.
         """
         self._access = access
         self._tls = tls
