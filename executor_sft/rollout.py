@@ -323,7 +323,9 @@ class RolloutWorker(Frozen):
         async def sample(number: int, executor: Executor | None = None) -> Sample:
             execution = filled.executions[number]
             if executor:
-                context = replace(self.context(), reporting=TABLE_REPORTING, failures=failures)
+                context = msgspec.structs.replace(
+                    self.context(), reporting=TABLE_REPORTING, failures=failures
+                )
                 execution = await executor.run(execution.sub_query, number, context)
                 check_some(filled.executions, failures)
             right = None
@@ -448,7 +450,7 @@ def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
     """
     runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
     config = teacher_config(runtime.config)
-    one_search = replace(executor_limits(runtime.config.search), max_searches=1)
+    one_search = msgspec.structs.replace(executor_limits(runtime.config.search), max_searches=1)
     warm = max(config.temperature, _TEMPERATURE)
     runtimes = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
     roles = [sampled.role("execution", config) for sampled in runtimes]

@@ -148,8 +148,8 @@ def new_worker(
     in_tables = _with_instructions(_in_tables(role, config.roles.table_execution), others)
     role = _with_instructions(role, others)
     limits = limits or executor_limits(config.search)
-    limits = limits if retriever else dataclasses.replace(limits, access_k=0)
-    long = dataclasses.replace(limits, report_chars=_TABLE_CHARS)
+    limits = limits if retriever else replace(limits, access_k=0)
+    long = replace(limits, report_chars=_TABLE_CHARS)
     agent = Agent(in_tables, retriever, long, EXECUTOR_OF_TABLES, tools)
     return Executor(role, retriever, limits, forms={TABLE_FORM: agent}, tools=tools)
 
@@ -226,7 +226,7 @@ def new_search(
     """Return the loop that answers questions, with these roles and this executor."""
     lead = Delegator(roles["delegation"], search.max_sub_queries)
     if topology == "host":
-        lead = dataclasses.replace(lead, stop=HOST_STOP, managed=True)
+        lead = replace(lead, stop=HOST_STOP, managed=True)
     return FactorizedSearch(
         lead,
         executor,

@@ -4,10 +4,9 @@ without any search, from what it knows (TBSS, appendix A).
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
+from msgspec.structs import replace
 
 from router.calls import Role
 from router.errors import ContextTooLong, OutOfTime
@@ -40,9 +39,7 @@ def role_alone(config: Config, prompt: str) -> RoleConfig:
     """
     roles = config.roles
     max_tokens = max(roles.delegation.max_tokens, roles.answer.max_tokens)
-    return msgspec.structs.replace(
-        roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=()
-    )
+    return replace(roles.delegation, prompt=prompt, max_tokens=max_tokens, fallbacks=())
 
 
 def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> ExecutorLimits:

@@ -3,10 +3,9 @@ WideSearch. In the gateway, no model writes tables.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
-import msgspec
+from msgspec.structs import replace
 
 from benchmarks.baselines.single_agent import (
     PROMPTS,
@@ -54,7 +53,7 @@ def writing(runtime: Runtime, topology: Writing) -> Loop:
         )
 
     def prompted(role: RoleConfig, name: str) -> RoleConfig:
-        return msgspec.structs.replace(role, prompt=str(PROMPTS / f"wide_written_{name}.txt"))
+        return replace(role, prompt=str(PROMPTS / f"wide_written_{name}.txt"))
 
     delegation = prompted(config.roles.delegation, "delegation")
     answer = prompted(config.roles.answer, "answer")

@@ -70,6 +70,9 @@ class Limits(Frozen):
         }
 
 
+DEFAULT_LIMITS = Limits()
+
+
 def check_sizes(message: Message, at: str = "") -> None:
     """Raise `BadRequest` if a string or a repeated field of a request is too large. `at`: the path
     of `message` within the request, for the error message.

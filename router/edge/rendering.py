@@ -103,15 +103,10 @@ class CitedAnswer(Frozen):
             )
         if not self.citations:
             return "" if self.unsupported else "No retrieved passage holds this answer."
-        return "\n".join(
-            [
-                SOURCES.strip(),
-                *(
-                    f"[{number}] {markdown(source_line(at))}"
-                    for number, at in enumerate(self.citations, 1)
-                ),
-            ]
-        )
+        lines = [SOURCES.strip()]
+        for number, citation in enumerate(self.citations, 1):
+            lines.append(f"[{number}] {markdown(source_line(citation))}")
+        return "\n".join(lines)
 
 
 def marked(answer: str, sentences: Sequence[Any]) -> str:
@@ -145,7 +140,9 @@ class _CitedTable(CitedAnswer, frozen=True):
 
 
 class AnswerText:
-    """The Markdown of an answer while it is written, for a client that cannot take text back."""
+    """The Markdown of an answer while it is written, for a client that cannot replace text that it
+    has received.
+    """
 
     def __init__(self) -> None:
         self._answer = ""
@@ -168,8 +165,8 @@ class AnswerText:
         return piece
 
     def rest(self, text: str) -> str:
-        """Return what is to be sent of the whole text after what was sent. Raises
-        `UpstreamUnavailable` if the answer was written again, and differs from what was sent.
+        """Return the part of `text`, the whole Markdown, that was not sent yet. Raises
+        `UpstreamUnavailable` if a retry wrote another answer than the part that was sent.
         """
         if not text.startswith(self._sent):
             raise UpstreamUnavailable(

@@ -10,9 +10,9 @@ from collections.abc import (
     Iterable,
     Sequence,
 )
-from dataclasses import dataclass
 from itertools import takewhile
 
+from router.frozen import Frozen
 from router.models.thoughts import Thoughts
 from router.protocol.sub_queries import (
     normal_question,
@@ -24,8 +24,7 @@ from router.protocol.tags import Malformed
 _STOP = re.compile(r"<\s*+/?\s*+stop\s*+/?\s*+>", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
+class Dispatch(Frozen):
     """Decision to dispatch sub-queries. They are distinct, and in the order in which the delegator
     wrote them.
     """
@@ -40,8 +39,7 @@ class Dispatch:
     """
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Frozen):
     """Decision to end the search, because the evidence suffices."""
 
 

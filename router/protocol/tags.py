@@ -8,10 +8,10 @@ is never mistaken for a tag that a model wrote.
 import html
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import NamedTuple
 
+from router.frozen import Frozen
 from router.models.model import encodable
 from router.models.thoughts import Thoughts
 
@@ -112,8 +112,7 @@ def element(tag: str, text: str) -> str:
     return f"<{tag}>{escape(text)}</{tag}>"
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
+class Malformed(Frozen):
     """Result of parsing an output that does not follow the protocol. The model is then asked for a
     correction, or the run fails.
     """

@@ -7,12 +7,12 @@ Parsing never raises: every text gives a turn, in time that is linear in the tex
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from router.errors import JSON_ERRORS
+from router.frozen import Frozen
 from router.models.model import encodable
 from router.protocol.evidence import NO_EVIDENCE, Report
 from router.protocol.sub_queries import own_text, quoted_strings, search_blocks
@@ -31,8 +31,7 @@ _ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
 _BULLET = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.)])(?:\s+|$)")
 
 
-@dataclass(frozen=True, slots=True)
-class SearchTurn:
+class SearchTurn(Frozen):
     """A turn that searches."""
 
     query: str
@@ -40,15 +39,13 @@ class SearchTurn:
     """Number of further queries in the turn, in other blocks or as further items of a list."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReportTurn:
+class ReportTurn(Frozen):
     """A turn that reports. It ends the conversation."""
 
     report: Report
 
 
-@dataclass(frozen=True, slots=True)
-class AccessTurn:
+class AccessTurn(Frozen):
     """A turn that opens a document."""
 
     document: str
@@ -57,8 +54,7 @@ class AccessTurn:
     """Text to look for in the document."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallTurn:
+class CallTurn(Frozen):
     """A turn that calls a tool."""
 
     tool: str

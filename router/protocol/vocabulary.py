@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterable
 
 _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
-_NAMES = re.compile(rf"(?<=\s)(?=[A-ZÀ-Þ]){_WORD.pattern}(?:\s+(?=[A-ZÀ-Þ]){_WORD.pattern})*")
-"""Words with capital letters that follow each other, after the first word of a question."""
 
 
 class Vocabulary:
@@ -30,9 +28,6 @@ class Vocabulary:
         """Return the distinct words of `question` that are neither words of the vocabulary nor part
         of one of its names. If all words are known, but the question contains no name although
         it must be `named`, return all words.
-
-        An unknown word with a capital letter is returned together with the capitalized words next
-        to it: if "Krurou" is a name, but "Krurou Works" is not, "Krurou Works" is returned.
         """
         written = _WORD.findall(question)
         folded = _folded(question)
@@ -47,10 +42,6 @@ class Vocabulary:
                 unknown.append(written[at])
             at += length or 1
 
-        names = dict[str, str]()
-        for name in _NAMES.findall(question):
-            names |= dict.fromkeys(_WORD.findall(name), name)
-        unknown = [names.get(word, word) for word in unknown]
         return list(dict.fromkeys(unknown if named or unknown else written))
 
     def _name_at(self, folded: tuple[str, ...], at: int) -> int:

@@ -85,10 +85,6 @@ class RunFilter(Frozen):
     """Select runs with feedback: `right` for feedback with the verdict that the answer is right,
     `wrong` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
     """
-    min_nano_usd: int | None = None
-    """Select runs that cost at least this much, in billionths of a dollar."""
-    max_nano_usd: int | None = None
-    """Select runs that cost at most this much, in billionths of a dollar."""
     key_id: str = ""
     """Select runs of requests with this API key, by its public part."""
     training: bool = False

@@ -2,7 +2,6 @@
 passes it to the search loop, an executor or a role.
 """
 
-import dataclasses
 from collections.abc import (
     Callable,
     Iterable,
@@ -213,7 +212,7 @@ class Gateway(Frozen, kw_only=True):
             if isinstance(run, Run):
                 return run
             style = request.style.over(self.style)
-            context = dataclasses.replace(run.context, style=style, streamed=streamed)
+            context = replace(run.context, style=style, streamed=streamed)
             await self._answer(request, chosen, context)
         if run.training and not run.private:
             self.on_answered(run.stored)

@@ -2,11 +2,9 @@
 tool, or writes its report.
 """
 
-import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 from msgspec import UNSET
@@ -14,6 +12,7 @@ from msgspec.structs import replace
 
 from router.calls import Role
 from router.errors import ContextTooLong, ToolFailed
+from router.frozen import Frozen
 from router.models import Completion, Message
 from router.models.model import Function
 from router.protocol import Passage, Report, prompts
@@ -33,15 +32,14 @@ from router.search.tools import Tool, Tools, offered, passages_of
 from router.trace import Conversation, turns
 from router.trace.call import Purpose
 from router.trace.scope import Scope
-from router.trace.values import SearchDone, SearchRecord, ToolCall
+from router.trace.values import SearchRecord, ToolCall
 
 _Look = Callable[[], Awaitable[SearchRecord]]
 _TOKENS_PER_CHARACTER = 1 / 3
 """A high estimate of the tokens per character, used until the engine has counted a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorLimits:
+class ExecutorLimits(Frozen):
     """Limits of an executor's work on one sub-query."""
 
     max_turns: int = 3
@@ -63,8 +61,7 @@ class ExecutorLimits:
     """Max characters of an opened document's passages together, and of a tool's output."""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(Frozen):
     """The text protocol between an agent and its model: the parser of the model's turns, and the
     messages that reply to them.
     """
@@ -89,7 +86,7 @@ class Form:
 
 def _with_actions(form: Form, *, tools: bool) -> Form:
     """Return `form`, extended for a model that may also open documents or call tools."""
-    return dataclasses.replace(
+    return replace(
         form,
         parse=partial(parse_action_turn, form.parse),
         stop=(*form.stop, "</access>", "</call>"),
@@ -135,8 +132,7 @@ class ContextWindow:
     @property
     def full(self) -> bool:
         """True if the model's context had no room for any passage of the last search."""
-        last = self.searches[-1] if self.searches else None
-        return last is not None and bool(last.passages) and not last.shown
+        return any(search.passages and not search.shown for search in self.searches[-1:])
 
     def absorb(self, output: Completion) -> None:
         """Add the model's turn, and update the estimate of tokens per character from its usage."""
@@ -346,8 +342,7 @@ class Agent:
         search = context.ledger.search_before(agent, query) or await look()
         context.ledger.searched(agent, search)
         work.documents(search, last=not self._may_search(work, searches=1, turns=1))
-        titles = tuple(passage.title for passage in search.passages)
-        context.on_event(SearchDone(index, query, titles))
+        context.on_event(search.event(index))
 
     async def _search(
         self,
@@ -458,18 +453,20 @@ class Agent:
             pattern = turn_pattern(
                 searched=bool(work.searches), may_search=self._may_search(work, turns=1)
             )
-        asked = partial(
-            role.ask,
-            sub_query_index=index,
-            pattern=pattern,
-            tools=tools,
-            until=until,
-        )
         if role.context_tokens is not None:
             work.fit(role.context_tokens, role.sampling.max_tokens)
         while True:
             try:
-                output = await asked(work.messages, stop, context.ledger, purpose=purpose)
+                output = await role.ask(
+                    work.messages,
+                    stop,
+                    context.ledger,
+                    sub_query_index=index,
+                    purpose=purpose,
+                    pattern=pattern,
+                    tools=tools,
+                    until=until,
+                )
             except ContextTooLong:
                 if not work.drop():
                     raise

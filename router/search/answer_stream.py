@@ -37,7 +37,7 @@ class AnswerStream:
     def show(self, answer: str, last: bool = False) -> None:
         """Pass on what is new in the answer so far. `last`: whether it is complete."""
         if not last and (may_be_markup(answer) or may_decline(answer)):
-            return  # it may be unwrapped, or become "not found", which is written in another way
+            return  # the final answer may lack this markup, or be the fixed text for "not found"
         sent = self._sent
         if sent.startswith(answer) and not last:
             return

@@ -6,13 +6,15 @@ import re
 import string
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from router.calls import Role
 from router.calls.attempts import OnText
 from router.errors import BudgetExhausted, ContextTooLong
+from router.frozen import Frozen
 from router.ledger import Ledger
-from router.models import Completion, Message
+from router.models import Message
 from router.protocol import Report, prompts
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.protocol.tags import Malformed, blocks, element, one_line, without_thinking
@@ -22,8 +24,7 @@ from router.trace import Conversation, Execution
 STOP = ("</answer>",)
 
 
-@dataclass(frozen=True, slots=True)
-class Answerer:
+class Answerer(Frozen):
     """The role that writes the answer. It is shown only the question, the sub-queries and their
     reports: no reasoning and no passages.
     """
@@ -57,16 +58,13 @@ class Answerer:
         if not isinstance(answer, Malformed):
             return answer, Conversation(messages, (output,))
 
-        shown = Message("assistant", prompts.shown_turn(output.text))
-        messages = (*messages, shown, Message("user", prompts.CORRECT_ANSWER))
-        outputs: tuple[Completion, ...] = (output,)
+        asked = Conversation(messages).with_output(output).with_user_turn(prompts.CORRECT_ANSWER)
         with suppress(BudgetExhausted, ContextTooLong):
-            outputs += (
-                await self.role.ask(
-                    messages, self.stop, ledger, purpose="correction", on_text=on_text
-                ),
+            output = await self.role.ask(
+                asked.messages, self.stop, ledger, purpose="correction", on_text=on_text
             )
-        return read_answer(outputs[-1].text), Conversation(messages, outputs)
+            asked = Conversation(asked.messages, (*asked.outputs, output))
+        return read_answer(output.text), asked
 
     def messages(self, question: str, pairs: Sequence[tuple[str, Report]]) -> tuple[Message, ...]:
         """Return the messages that ask for an answer to `question`. `pairs`: sub-queries, each with
@@ -82,8 +80,7 @@ _CORRECT = re.compile(r"^\W{0,4}correct\W{0,4}:\W{0,4}(\w+)", re.IGNORECASE | re
 _AROUND = string.punctuation + string.whitespace + "“”‘’"
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
+class Judge(Frozen):
     """The role that decides whether an answer is right, by comparing it with right answers by
     meaning. Each comparison has a fresh context.
     """

@@ -8,7 +8,6 @@ from router.ledger import Ledger
 from router.models import Message
 from router.protocol import prompts
 from router.protocol.tags import blocks, one_line, without_thinking
-from router.search.delegator import with_output, with_user_turn
 from router.trace import Conversation
 from router.trace.values import Condensing
 
@@ -41,11 +40,11 @@ class Condenser(Frozen):
         # Stop strings may be what cut the first output off, so the correction has none
         for stop in (STOP, ()):
             output = await self.role.ask(conversation.messages, stop, ledger, purpose="condense")
-            conversation = with_output(conversation, output)
+            conversation = conversation.with_output(output)
             read = read_condensed(output.text, cut=output.finish_reason == "length")
             if read or not stop:
                 break
-            conversation = with_user_turn(conversation, prompts.CORRECT_CONDENSING)
+            conversation = conversation.with_user_turn(prompts.CORRECT_CONDENSING)
         condensed, asked_back = read or ("", "")
         return Condensing(history, condensed, conversation), asked_back
 

@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from router.background import loop_time
 from router.errors import OutOfTime, UpstreamError
+from router.frozen import Frozen
 from router.ledger import Ledger
 from router.protocol.style import DEFAULT_STYLE, AnswerStyle
 from router.trace import Execution, Trajectory
@@ -43,8 +45,7 @@ def has_evidence(execution: Execution) -> bool:
     return bool(execution.report.evidence)
 
 
-@dataclass(frozen=True, slots=True)
-class Reporting:
+class Reporting(Frozen):
     """How the executors of a run write reports, and which of the reports its result may use."""
 
     form: str = ""
@@ -59,8 +60,7 @@ class Reporting:
     """Whether a sub-query is passed on if a manager's report names another manager for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunContext:
+class RunContext(Frozen):
     """The ledger, the event listener, the deadlines and the settings of one run."""
 
     on_event: OnEvent
@@ -71,7 +71,7 @@ class RunContext:
     time for the answer.
     """
     ledger: Ledger
-    draft: Draft = field(default_factory=Draft)
+    draft: Draft = msgspec.field(default_factory=Draft)
     sharing: bool = False
     """Whether the run shares reports with other runs of its tenant, in both directions."""
     scope: Scope = DEFAULT_SCOPE
@@ -85,11 +85,11 @@ class RunContext:
     """Style of the answer."""
     streamed: bool = False
     """Whether the run emits the answer while it is written."""
-    wasted: list[Execution] = field(default_factory=list)
+    wasted: list[Execution] = []
     """Executions that finished but were discarded. Their reports may be shared with other runs, but
     not be used in this run.
     """
-    failures: dict[int | None, UpstreamError] = field(default_factory=dict)
+    failures: dict[int | None, UpstreamError] = {}
     """Errors by the number of the sub-query that failed. The key None has the error of the
     delegator or the answerer.
     """

@@ -1,11 +1,11 @@
 """The delegator. In each round it decides either to dispatch sub-queries or to stop (TBSS 3.1)."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from router.calls import Role
+from router.frozen import Frozen
 from router.ledger import Ledger
-from router.models import Completion, Message
+from router.models import Completion
 from router.protocol import parse_decision, prompts
 from router.protocol.decision import Decision, Dispatch, EarlyReader, Stop
 from router.protocol.tags import Malformed
@@ -21,8 +21,7 @@ at the end of the first block.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Delegator:
+class Delegator(Frozen):
     """The role that splits the question into sub-queries. It never writes the answer.
 
     A manager contains a `Delegator` too, which splits the manager's step into sub-queries for its
@@ -73,12 +72,12 @@ class Delegator:
                 on_text=on_text,
             )
             decision = self._parsed(output)
-            conversation = with_output(conversation, output)
+            conversation = conversation.with_output(output)
             if purpose == "correction" or not isinstance(decision, Malformed):
                 break
             if early:
                 await early.drop()
-            conversation = with_user_turn(conversation, prompts.CORRECT_DELEGATION)
+            conversation = conversation.with_user_turn(prompts.CORRECT_DELEGATION)
         return decision, conversation
 
     def inform(
@@ -94,8 +93,8 @@ class Delegator:
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         managed = self.managed or self.report is not None
-        return with_user_turn(
-            conversation, prompts.search_results(pairs, over_limit, managed=managed)
+        return conversation.with_user_turn(
+            prompts.search_results(pairs, over_limit, managed=managed)
         )
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
@@ -110,14 +109,3 @@ class Delegator:
         return parse_decision(
             output.text, limit=self.max_sub_queries, cut=cut, managed=self.managed
         )
-
-
-def with_output(conversation: Conversation, output: Completion) -> Conversation:
-    """Return the conversation, extended by the model's turn `output`."""
-    message = Message("assistant", prompts.shown_turn(output.text))
-    return Conversation((*conversation.messages, message), (*conversation.outputs, output))
-
-
-def with_user_turn(conversation: Conversation, text: str) -> Conversation:
-    """Return the conversation, extended by a user message with `text`."""
-    return Conversation((*conversation.messages, Message("user", text)), conversation.outputs)

@@ -5,7 +5,8 @@ has finished its turn (early dispatch).
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from router.background import task_group
 from router.protocol.decision import agreeing

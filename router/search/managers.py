@@ -8,18 +8,18 @@ app. A) and multiply the cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-import msgspec
+from msgspec.structs import replace
 
 from router.background import loop_time
 from router.calls import Role
 from router.errors import BudgetExhausted, UpstreamError
+from router.frozen import Frozen
 from router.models import Completion
 from router.protocol import NO_EVIDENCE, Report, prompts
 from router.protocol.turns import MAX_POINTS, ExecutionTurn, ReportTurn
 from router.search.context import ANSWERING_SHARE, Draft, RunContext
-from router.search.delegator import Delegator, with_output, with_user_turn
+from router.search.delegator import Delegator
 from router.search.executor import STOP, Executes
 from router.search.loop import FactorizedSearch
 from router.trace import Conversation, Event, Execution, Trajectory
@@ -32,8 +32,7 @@ _CUT: Mapping[str, ExecutionOutcome] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Manager:
+class Manager(Frozen):
     """Works on a sub-query by a nested search loop with a delegator and workers, in a fresh
     context. To the outer loop, it is an executor.
     """
@@ -122,7 +121,7 @@ class Manager:
         if report.escalate_to and bool(report.evidence) != bool(grounds):
             # Evidence that no worker reported is invented, so it is replaced.
             joined = _joined(grounds, chars) if grounds else NO_EVIDENCE
-            return msgspec.structs.replace(joined, escalate_to=report.escalate_to)
+            return replace(joined, escalate_to=report.escalate_to)
         return report
 
 
@@ -134,7 +133,7 @@ def _inside(index: int, name: str, context: RunContext) -> RunContext:
 
     def on_event(event: Event) -> None:
         if isinstance(event, SearchDone):
-            context.on_event(msgspec.structs.replace(event, index=index))
+            context.on_event(replace(event, index=index))
 
     now = loop_time()
     return replace(
@@ -184,11 +183,11 @@ async def _report(
     )
     for purpose, text in purposes:
         last = conversation.messages[-1]
+        request = text
         if last.role == "user":  # the workers' reports of the last round: extend this message
+            request = f"{last.content}\n{text}"
             conversation = Conversation(conversation.messages[:-1], conversation.outputs)
-            conversation = with_user_turn(conversation, f"{last.content}\n{text}")
-        else:
-            conversation = with_user_turn(conversation, text)
+        conversation = conversation.with_user_turn(request)
         output = await delegator.role.ask(
             conversation.messages,
             STOP if purpose == "first" else (),
@@ -196,8 +195,8 @@ async def _report(
             purpose=purpose,
             until=context.deadline,
         )
-        conversation = with_output(conversation, output)
-        context.draft.result = msgspec.structs.replace(trajectory, delegation=conversation)
+        conversation = conversation.with_output(output)
+        context.draft.result = replace(trajectory, delegation=conversation)
         if report := _read(delegator.report, output):
             return report
     return None
@@ -259,4 +258,4 @@ class Managers:
         second = await other.run(sub_query, index, context)
         if second.failed and not second.report.evidence and execution.report.evidence:
             return execution
-        return msgspec.structs.replace(second, before=execution)
+        return replace(second, before=execution)

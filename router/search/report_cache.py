@@ -19,7 +19,6 @@ from router.search.context import RunContext
 from router.search.executor import Executes
 from router.trace import Execution
 from router.trace.scope import Scope
-from router.trace.values import SearchDone
 
 _MAX_REPORTS = 10_000
 """Max reports kept; the least recently used is evicted first."""
@@ -56,8 +55,7 @@ class _Shared(Frozen):
         emit its search events in that run.
         """
         for search in self.execution.searches:
-            titles = tuple(passage.title for passage in search.passages)
-            context.on_event(SearchDone(index, search.query, titles))
+            context.on_event(search.event(index))
         return replace(self.execution, sub_query=sub_query, shared_from=(self.run_id,))
 
 

@@ -346,8 +346,6 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
         (wanted.executor_version is not None, worked),
         (wanted.unsupported, columns.unsupported),
         (wanted.feedback is not None, exists().where(FEEDBACK.c.run_id == columns.run_id, verdict)),
-        (wanted.min_nano_usd is not None, columns.nano_usd >= (wanted.min_nano_usd or 0)),
-        (wanted.max_nano_usd is not None, columns.nano_usd <= (wanted.max_nano_usd or 0)),
     )
     return [condition for holds, condition in conditions if holds]
 

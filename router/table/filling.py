@@ -44,7 +44,6 @@ from router.protocol.sub_queries import normal_question
 from router.protocol.tags import Malformed
 from router.search import Delegator, RunContext
 from router.search.context import Reporting
-from router.search.delegator import with_user_turn
 from router.search.dispatch import Dispatching
 from router.search.executor import EXECUTOR, Executes
 from router.search.indexes import Indexes
@@ -69,7 +68,7 @@ from router.trace.values import (
 
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
 """Outcomes after which no further ask is started."""
-EXECUTOR_OF_TABLES = dataclasses.replace(EXECUTOR, parse=parse_table_turn)
+EXECUTOR_OF_TABLES = replace(EXECUTOR, parse=parse_table_turn)
 """Form of an executor whose reports may contain tables."""
 TABLE_FORM = "table"
 """The key of this form among an executor's `forms`."""
@@ -257,7 +256,7 @@ class _Filling:
         self._search = search
         self._request = request
         self._limits = search.limits
-        self._context = dataclasses.replace(context, reporting=TABLE_REPORTING)
+        self._context = replace(context, reporting=TABLE_REPORTING)
         self._group: asyncio.TaskGroup
         self._schema = with_conditions(Schema(request.columns), request.conditions)
         self._asked_schema = self._schema
@@ -389,7 +388,7 @@ class _Filling:
         first = self._round == 1
         context.on_event(RoundStarted(self._round))
         if not first:
-            self._delegation = with_user_turn(self._delegation, await in_worker(self._status))
+            self._delegation = self._delegation.with_user_turn(await in_worker(self._status))
 
         early = Dispatching(
             self._search.executor,
@@ -521,9 +520,9 @@ class _Filling:
 
     async def _work(self, number: int, ask: Ask) -> Execution:
         """Run one executor on an ask. `number`: the number of the sub-query."""
-        context = dataclasses.replace(self._context, manager=ask.manager)
+        context = replace(self._context, manager=ask.manager)
         if ask.kind == "settle":  # a second opinion is no other run's report
-            context = dataclasses.replace(context, sharing=False)
+            context = replace(context, sharing=False)
         execution = await self._search.executor.run(self._text(ask), number, context)
         context.on_event(Reported(number, execution))
         return execution

@@ -97,25 +97,22 @@ def attribute(
         for agent, execution in works
         if execution.failed and execution.outcome != "escalated"
     }
-    if _any_holds([result.answer], golds):
-        return Attribution(
-            None,
-            True,
-            tuple(sightings),
-            tuple(failed),
-        )
-    if not sightings and set(failed.values()) != {"retrieval_failed"}:
+    retrieval_failed = set(failed.values()) == {"retrieval_failed"}
+    right = _any_holds([result.answer], golds)
+    if not (right or sightings or retrieval_failed):
         cited = _cited(known or (), folded)
         sightings = [Sighting("documents", None, at=citation) for citation in cited]
 
     lost_by: Loss | None = None
-    if any(execution in result.executions for execution in reported):
+    if right:
+        lost_by = None
+    elif any(execution in result.executions for execution in reported):
         lost_by = "answering"
     elif reported:
         lost_by = "management"
     elif sightings and sightings[0].where != "documents":
         lost_by = "reading"
-    elif failed and set(failed.values()) == {"retrieval_failed"}:
+    elif retrieval_failed:
         lost_by = "retrieval"
     elif known is not None and folded and not sightings:
         lost_by = "documents"
@@ -123,12 +120,7 @@ def attribute(
         lost_by = "execution"
     elif sightings:
         lost_by = "delegation"
-    return Attribution(
-        lost_by,
-        False,
-        tuple(sightings),
-        tuple(failed),
-    )
+    return Attribution(lost_by, right, tuple(sightings), tuple(failed))
 
 
 def _any_holds(texts: Sequence[str], golds: Iterable[str]) -> bool:

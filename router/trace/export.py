@@ -72,7 +72,6 @@ class ExportRow(Frozen):
 
 def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
     """Return the row of an ended run with its feedback."""
-    usages = [call.usage for call in run.calls]
     costs = [call.nano_usd for call in run.calls]
     return ExportRow(
         run_id=run.id,
@@ -88,9 +87,9 @@ def export_row(run: Run, feedback: Sequence[Feedback] = ()) -> ExportRow:
         started_at=run.started_at,
         duration_s=run.duration_s,
         calls=len(run.calls),
-        prompt_tokens=_sum([usage.prompt_tokens if usage else None for usage in usages]),
-        completion_tokens=_sum([usage.completion_tokens if usage else None for usage in usages]),
-        tokens_known=None not in usages,
+        prompt_tokens=_sum([call.count("prompt_tokens") for call in run.calls]),
+        completion_tokens=_sum([call.count("completion_tokens") for call in run.calls]),
+        tokens_known=all(call.usage for call in run.calls),
         cost_nano_usd=_sum(costs),
         cost_known=None not in costs,
         feedback=msgspec.json.encode(feedback).decode(),

@@ -20,7 +20,6 @@ from router.trace.values import (
     Result,
     SearchRecord,
     TableRun,
-    ToolCall,
     Trajectory,
     brief,
     with_executions,
@@ -86,7 +85,7 @@ _Searches = tuple[SearchRecord, ...]
 _Changed = tuple[Conversation | None, _Searches]
 _Change = Callable[[AgentWork, _Searches], _Changed]
 """Function that returns a replacement for an agent's conversation and searches."""
-_Led = TypeVar("_Led", Trajectory, TableRun)
+_Led = TypeVar("_Led", bound=Trajectory | TableRun)
 
 
 def work_of(run: Run) -> list[AgentWork]:
@@ -112,9 +111,7 @@ def _changed(result: Result | None, change: _Change, alone: AgentId) -> Result |
     the result is a single conversation.
     """
     match result:
-        case Trajectory():
-            return _changed_lead(result, change)
-        case TableRun():
+        case Trajectory() | TableRun():
             return _changed_lead(result, change)
         case Execution():
             return _changed_execution(0, result, DELEGATOR, change)
@@ -159,36 +156,6 @@ def _changed_execution(
     own = AgentWork(agent, execution, execution.conversation)
     conversation, searches = change(own, execution.searches)
     return replace(execution, before=before, conversation=conversation, searches=searches)
-
-
-class ToolSums(NamedTuple):
-    """Sums over the calls of one tool in a run."""
-
-    server: str
-    tool: str
-    calls: int
-    duration_s: float
-    failures: int
-
-
-def tool_sums(run: Run) -> list[ToolSums]:
-    """Return the sums over tool calls by server and tool, sorted by name. Calls of unknown tools,
-    or with invalid arguments, are left out.
-    """
-    groups: dict[tuple[str, str], list[ToolCall]] = {}
-    for _, execution, _ in work_of(run):
-        for search in execution.searches if execution else ():
-            if isinstance(call := search.call, ToolCall) and call.server:
-                groups.setdefault((call.server, call.tool), []).append(call)
-    return [
-        ToolSums(
-            *names,
-            len(calls),
-            sum(call.duration_s for call in calls),
-            sum(call.error is not None for call in calls),
-        )
-        for names, calls in sorted(groups.items())
-    ]
 
 
 class Turn(Frozen, array_like=True, tag=1):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from router.frozen import Frozen
 from router.models import Completion, Message
 from router.protocol import Passage, Report
+from router.protocol.prompts import shown_turn
 from router.protocol.style import AnswerStyle
 from router.trace.citation import Citation, cite
 from router.trace.declining import declines
@@ -45,6 +46,15 @@ class Conversation(Frozen, gc=False, tag=True):
 
     messages: tuple[Message, ...]
     outputs: tuple[Completion, ...] = ()
+
+    def with_output(self, output: Completion) -> "Conversation":
+        """Return the conversation, extended by the model's turn `output`."""
+        message = Message("assistant", shown_turn(output.text))
+        return Conversation((*self.messages, message), (*self.outputs, output))
+
+    def with_user_turn(self, text: str) -> "Conversation":
+        """Return the conversation, extended by a user message with `text`."""
+        return Conversation((*self.messages, Message("user", text)), self.outputs)
 
 
 class ToolCall(Frozen):
@@ -96,6 +106,10 @@ class SearchRecord(Frozen, gc=False):
     def shown(self) -> tuple[Passage, ...]:
         """The passages that the model was shown: all except the dropped ones."""
         return self.passages[: len(self.passages) - self.dropped_passages]
+
+    def event(self, index: int) -> "SearchDone":
+        """Return the event of this search. `index`: the number of the sub-query."""
+        return SearchDone(index, self.query, tuple(passage.title for passage in self.passages))
 
 
 class Execution(Frozen, gc=False, tag=True):

@@ -51,7 +51,7 @@ def usage_table(usage: Iterable[RoleUsage]) -> Table:
     """Return a table of tokens and cost: a row for each role and model (and manager, if there are
     any), and a last row with the sums. `usage`: rows of any number of answers.
     """
-    groups = defaultdict[tuple[Role.ValueType, str, str], list[RoleUsage]](list)
+    groups = defaultdict[tuple[Any, str, str], list[RoleUsage]](list)
     for row in usage:
         groups[row.role, row.model, row.manager].append(row)
     rows = list[UsageRow]()

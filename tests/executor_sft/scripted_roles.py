@@ -7,7 +7,8 @@ place of birth; the answerer repeats the last report.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from executor_sft.call_cache import CachedModel, CallCache
 from executor_sft.questions import Question

@@ -1,6 +1,5 @@
 """Workers of a config: tools with both forms of models, and opened documents, over gRPC."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -57,7 +56,7 @@ async def test_tools_work_with_both_forms_of_models(
         execution = msgspec.structs.replace(config.roles.execution, tool_calls=tool_calls)
         worker = new_worker(config, new_role("execution", execution, pool, {}), None, tools)
         done = await worker.run(
-            "Who made Heat?", 0, dataclasses.replace(lasting(), reporting=reporting)
+            "Who made Heat?", 0, msgspec.structs.replace(lasting(), reporting=reporting)
         )
         first, second = server.bodies
     assert (done.outcome, done.report.answer) == ("reported", "Michael Mann")

@@ -66,19 +66,14 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     async def GetTenant(self, request: pb.GetTenantRequest, _context: Any) -> pb.GetTenantResponse:
         """Return a tenant with what it has spent."""
         tenant, spent = await self._administration.tenant(request.name)
-        return pb.GetTenantResponse(
-            tenant=to_proto(pb.Tenant, tenant),
-            spent=[to_proto(pb.Spent, entry) for entry in spent],
-        )
+        return to_proto(pb.GetTenantResponse, tenant=tenant, spent=spent)
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, _context: Any
     ) -> pb.ListTenantsResponse:
         """Return a page of the tenants, by name after `default`."""
         page, token = _page(await self._administration.tenants(), "name", request)
-        return pb.ListTenantsResponse(
-            tenants=[to_proto(pb.Tenant, tenant) for tenant in page], next_page_token=token
-        )
+        return to_proto(pb.ListTenantsResponse, tenants=page, next_page_token=token)
 
     async def UpdateTenant(
         self, request: pb.UpdateTenantRequest, _context: Any
@@ -89,7 +84,7 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
             _changes(request.tenant, request.update_mask.paths),
             create=request.allow_missing,
         )
-        return pb.UpdateTenantResponse(tenant=to_proto(pb.Tenant, tenant), unpriced_models=unpriced)
+        return to_proto(pb.UpdateTenantResponse, tenant=tenant, unpriced_models=unpriced)
 
     async def ListAuditEvents(
         self, request: pb.ListAuditEventsRequest, _context: Any

@@ -15,12 +15,11 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from google.rpc import error_details_pb2, status_pb2
 from rolegate.v1 import answer_service_pb2 as pb
-from rolegate.v1 import evidence_pb2, run_service_pb2, usage_pb2, usage_service_pb2
+from rolegate.v1 import evidence_pb2, run_service_pb2, usage_service_pb2
 from rolegate.v1 import executor_version_service_pb2 as version_pb
 
 from router.edge.status import Failure, message_of, reason_of
 from router.ledger import UsageReport
-from router.ledger.reconciliation import Reconciliation
 from router.runs.archive import RunSummary, shortened
 from router.runs.support import MAX_CITATIONS, answer_sentences, grounds_of, unblocked
 from router.trace import Call, Event, Execution, Run, Trajectory
@@ -30,7 +29,7 @@ from router.trace.export import outcome_of, output_of, trace_json
 from router.trace.run import Feedback
 from router.trace.table import RowKey
 from router.trace.values import Reported, SubQueryDispatched
-from router.versions import ExecutorVersion, VersionDecision
+from router.versions import ExecutorVersion
 from router.versions.book import TrialFigures
 
 M = TypeVar("M", bound=Message)
@@ -44,6 +43,12 @@ WIRE_NAMES = {
     "end_time": "ended_at",
     "create_time": "created_at",
     "revoke_time": "revoked_at",
+    "state_time": "state_at",
+    "register_time": "registered_at",
+    "time": "decided_at",
+    "bucket_start_time": "bucket_start",
+    "canary_share": "share",
+    "manifest_json": "manifest",
 }
 """Message fields whose attributes in our values have other names, by field name. Our names contain
 the unit of a time, where messages have a type with a unit.
@@ -58,12 +63,13 @@ trace contains the whole texts.
 """
 
 
-def to_proto(kind: type[M], value: object, **given: Any) -> M:
+def to_proto(kind: type[M], value: object = None, **given: Any) -> M:
     """Return a message of type `kind`. Its fields are the keyword arguments `given`, and otherwise
     the attributes of `value` with the names of the fields.
 
     A field whose content is None stays unset. Times and durations in seconds are converted, and so
-    are enums, which our values hold as names in lower case without the prefix of the enum.
+    are enums, which our values hold as names in lower case without the prefix of the enum. A value
+    for a field with a message type is converted by this function.
     """
     fields = {}
     for name, attribute, converted in _fields(kind.DESCRIPTOR):
@@ -132,7 +138,7 @@ def execution_to_proto(
         execution,
         answer=report.answer,
         evidence=[
-            to_proto(evidence_pb2.EvidencePoint, None, text=text, citations=citations)
+            to_proto(evidence_pb2.EvidencePoint, text=text, citations=citations)
             for text, citations in points
         ],
         workers=map(execution_to_proto, execution.work.executions if execution.work else ()),
@@ -176,7 +182,7 @@ def _answer_to_proto(run: Run, result: Trajectory) -> pb.AnswerResponse:
         result,
         run_id=run.id,
         results=results,
-        usage=usage_to_proto(run.calls),
+        usage=totals(run.calls),
         question=run.question,
         duration=run.duration_s,
         citations=islice(grounds, MAX_CITATIONS),
@@ -241,7 +247,7 @@ def full_run_to_proto(
         run_service_pb2.GetRunResponse,
         run,
         run=run_to_proto(msgspec.structs.replace(run, request=shortened(run.request, _MAX_CHARS))),
-        usage=usage_to_proto(run.calls),
+        usage=totals(run.calls),
         error=message_of(run.error),
         error_reason=reason_of(run.error),
         trace_json=trace_json(run) if with_trace else None,
@@ -262,41 +268,14 @@ def version_to_proto(
     """Convert a version of the executor. `figures`: the figures of its trial; None if it is not on
     trial.
     """
-    return to_proto(
-        version_pb.ExecutorVersion,
-        version,
-        canary_share=version.share,
-        state_time=version.state_at,
-        register_time=version.registered_at,
-        manifest_json=version.manifest,
-        figures=figures,
-    )
-
-
-def decision_to_proto(decision: VersionDecision) -> version_pb.ExecutorVersionDecision:
-    """Convert a decision on a version, with its reason and its figures."""
-    return to_proto(version_pb.ExecutorVersionDecision, decision, time=decision.decided_at)
-
-
-def usage_to_proto(calls: tuple[Call, ...]) -> list[usage_pb2.RoleUsage]:
-    """Return the sums of the calls of a run, one message for each role, model and manager."""
-    return [to_proto(usage_pb2.RoleUsage, total) for total in totals(calls)]
+    return to_proto(version_pb.ExecutorVersion, version, figures=figures)
 
 
 def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResponse:
     """Convert a report of usage, that is sums of calls over many runs, to its message."""
     kind = usage_service_pb2.UsageRow
-    rows = [
-        to_proto(kind, row, bucket_start_time=row.bucket_start, usage=row) for row in report.rows
-    ]
+    rows = [to_proto(kind, row, usage=row) for row in report.rows]
     return usage_service_pb2.GetUsageResponse(runs=report.runs, rows=rows)
-
-
-def reconciliation_to_proto(reconciliation: Reconciliation) -> usage_service_pb2.Reconciliation:
-    """Convert the comparison of the ledger with the counters of one deployment."""
-    return to_proto(
-        usage_service_pb2.Reconciliation, reconciliation, start_time=reconciliation.start
-    )
 
 
 DOMAIN = "rolegate"

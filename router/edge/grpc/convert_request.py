@@ -284,13 +284,11 @@ def _budget(budget: budget_pb2.Budget) -> Budget:
                 f"{field}.role: another entry has a limit for this role; leave one of them out."
             )
         by_role[role] = _positive(f"{field}.max_total_tokens", limit.max_total_tokens)
-    tokens = "max_total_tokens"
-    cost = "max_cost_nano_usd"
-    return Budget(
-        _positive(f"budget.{tokens}", budget.max_total_tokens) if budget.HasField(tokens) else None,
-        _positive(f"budget.{cost}", budget.max_cost_nano_usd) if budget.HasField(cost) else None,
-        by_role,
+    max_tokens, max_nano_usd = (
+        _positive(f"budget.{name}", getattr(budget, name)) if budget.HasField(name) else None
+        for name in ("max_total_tokens", "max_cost_nano_usd")
     )
+    return Budget(max_tokens, max_nano_usd, by_role)
 
 
 def _positive(field: str, limit: int) -> int:

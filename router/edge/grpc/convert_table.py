@@ -15,7 +15,6 @@ from router.edge.grpc.convert import (
     event_to_proto,
     row_id,
     to_proto,
-    usage_to_proto,
 )
 from router.edge.grpc.convert_request import from_proto
 from router.edge.run_table import TableEvents, is_contradicted, is_of, run_table
@@ -24,6 +23,7 @@ from router.runs.support import unblocked
 from router.table import TableRequest, table_cost
 from router.table.cell_value import is_mistyped
 from router.trace import Event, Run
+from router.trace.call import totals
 from router.trace.run import RunKind
 from router.trace.table import Ask, Cell, Column, Row
 from router.trace.values import Reported, RowChanged, TableRun
@@ -128,7 +128,7 @@ def _table_to_proto(run: Run, start: int, end: int | None) -> pb.Table:
             not_found=known.cells.get("not_found"),
             conflicts=known.cells.get("conflict"),
         ),
-        usage=usage_to_proto(run.calls),
+        usage=totals(run.calls),
         overhead_tokens=cost.overhead.tokens,
         overhead_nano_usd=cost.overhead.nano_usd,
         markdown=markdown_table(
@@ -153,7 +153,6 @@ def _row_to_proto(
     """
     message = to_proto(
         pb.Row,
-        None,
         row_id=row_id(row.key),
         cells=[
             _cell_to_proto(cell, column, numbers)

@@ -45,7 +45,7 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
             content(),
             wait=first.wait,
         )
-        return pb.UploadDocumentResponse(document=to_proto(pb.Document, stored))
+        return to_proto(pb.UploadDocumentResponse, document=stored)
 
     async def ListDocuments(
         self, request: pb.ListDocumentsRequest, _context: Any
@@ -54,8 +54,9 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
         size = page_size(request.page_size, _PAGE)
         build = await accepting(self._uploads).build(caller().books_on)
         rest = [stored for stored in build.documents if stored.name > request.page_token]
-        return pb.ListDocumentsResponse(
-            documents=[to_proto(pb.Document, stored) for stored in rest[:size]],
+        return to_proto(
+            pb.ListDocumentsResponse,
+            documents=rest[:size],
             next_page_token=rest[size - 1].name if len(rest) > size else "",
         )
 
@@ -73,6 +74,6 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
             pb.GetBuildResponse,
             build,
             documents=build.indexed,
-            skipped=[to_proto(pb.Document, stored) for stored in build.skipped[:_MAX_SKIPPED]],
+            skipped=build.skipped[:_MAX_SKIPPED],
             error=failure_of(build.error, caller()).message if build.error else "",
         )

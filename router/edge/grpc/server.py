@@ -19,7 +19,7 @@ from router.edge.grpc.services import (
     CompletionServicer,
     ExecutionServicer,
 )
-from router.edge.limits import Limits
+from router.edge.limits import DEFAULT_LIMITS, Limits
 from router.edge.listening import TLS, before_listening
 from router.errors import BadConfig
 from router.runs import Gateway, Observer
@@ -40,16 +40,14 @@ class Server:
         access: Access | None = None,
         tls: TLS | None = None,
         readiness: Readiness | None = None,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         observer: Observer | None = None,
     ) -> None:
         """`gateway`: does the work of AnswerService, CompletionService and ExecutionService; None
         leaves these services out. `servicers`: implementations of further services; None is
         ignored. `access`: None admits every caller to every method. `tls`: None for a server
-        without TLS. `readiness`: state of the dependencies, for the health service. `limits`: None
-        for the default limits.
+        without TLS. `readiness`: state of the dependencies, for the health service.
         """
-        limits = limits or Limits()
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor(access, observer, limits.reading_s)],
             options=[*limits.grpc_options.items(), ("grpc.so_reuseport", 0)],

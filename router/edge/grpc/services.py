@@ -25,6 +25,7 @@ from router.administration import Auditor
 from router.background import in_viewer
 from router.edge.grpc import convert
 from router.edge.grpc import convert_request as parse
+from router.edge.grpc.convert import to_proto
 from router.edge.grpc.convert_table import EventsToProto
 from router.edge.running import Running, Work
 from router.edge.status import as_seen_by, failure_of_run
@@ -35,6 +36,7 @@ from router.runs import Gateway, Runs
 from router.runs.archive import ExportedRun
 from router.runs.support import unblocked
 from router.trace import Conversation, Event, Execution, Run
+from router.trace.call import totals
 from router.trace.export import output_of, trace_json
 from router.trace.identity import Identity
 from router.trace.run import RunKind
@@ -57,11 +59,15 @@ async def streamed(kind: RunKind, work: Work) -> AsyncIterator[Any]:
         yield last
 
 
-class AnswerServicer(answer_pb_grpc.AnswerServiceServicer):
-    """Implements `AnswerService`."""
+class _OfGateway:
+    """Base of the services whose work a `Gateway` does."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
+
+
+class AnswerServicer(_OfGateway, answer_pb_grpc.AnswerServiceServicer):
+    """Implements `AnswerService`."""
 
     async def Answer(
         self, request: answer_pb.AnswerRequest, context: Any
@@ -86,11 +92,8 @@ _PIECE_CHARS = 65536
 """Max characters of text, and of reasoning, in one streamed message."""
 
 
-class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
+class CompletionServicer(_OfGateway, completion_pb_grpc.CompletionServiceServicer):
     """Implements `CompletionService`."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     async def Complete(
         self, request: completion_pb.CompleteRequest, context: Any
@@ -99,10 +102,8 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
         run = await self._gateway.complete(
             parse.completion_from_proto(request), parse.options_from_proto(request, context)
         )
-        usage = convert.usage_to_proto(run.calls)[0]
-        return convert.to_proto(
-            completion_pb.CompleteResponse, _output(run), usage=usage, run_id=run.id
-        )
+        usage = totals(run.calls)[0]
+        return to_proto(completion_pb.CompleteResponse, _output(run), usage=usage, run_id=run.id)
 
     async def StreamComplete(
         self, request: completion_pb.StreamCompleteRequest, context: Any
@@ -126,9 +127,12 @@ class CompletionServicer(completion_pb_grpc.CompletionServiceServicer):
         if not streamed:  # an earlier request with the same request_id has produced the output
             for piece in _pieces(output.text, output.reasoning):
                 yield piece
-        yield completion_pb.StreamCompleteResponse(
+        yield to_proto(
+            completion_pb.StreamCompleteResponse,
+            text=None,
+            reasoning=None,
             finish_reason=output.finish_reason,
-            usage=convert.usage_to_proto(run.calls)[0],
+            usage=totals(run.calls)[0],
             run_id=run.id,
         )
 
@@ -145,11 +149,8 @@ def _output(run: Run) -> Completion:
     return run.result.outputs[-1]
 
 
-class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
+class ExecutionServicer(_OfGateway, execution_pb_grpc.ExecutionServiceServicer):
     """Implements `ExecutionService`."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
 
     async def Execute(
         self, request: execution_pb.ExecuteRequest, context: Any
@@ -160,8 +161,8 @@ class ExecutionServicer(execution_pb_grpc.ExecutionServiceServicer):
         )
         assert isinstance(run.result, Execution)
         result = await unblocked(run.result, convert.execution_to_proto, run.result)
-        return execution_pb.ExecuteResponse(
-            run_id=run.id, result=result, usage=convert.usage_to_proto(run.calls)
+        return to_proto(
+            execution_pb.ExecuteResponse, run_id=run.id, result=result, usage=totals(run.calls)
         )
 
 
@@ -227,9 +228,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     ) -> version_pb.ListExecutorVersionDecisionsResponse:
         """Return the decisions on one version, or on all versions, oldest first."""
         decisions = await self._versions.decisions(request.version or None, request.after_number)
-        return version_pb.ListExecutorVersionDecisionsResponse(
-            decisions=map(convert.decision_to_proto, decisions)
-        )
+        return to_proto(version_pb.ListExecutorVersionDecisionsResponse, decisions=decisions)
 
 
 _PAGE = 50
@@ -351,5 +350,8 @@ class UsageServicer(usage_pb_grpc.UsageServiceServicer):
     ) -> usage_pb.ReconcileUsageResponse:
         """Compare the ledger's counts of tokens with the engines' own counters."""
         return usage_pb.ReconcileUsageResponse(
-            reconciliations=map(convert.reconciliation_to_proto, await self._reconciler.reconcile())
+            reconciliations=[
+                to_proto(usage_pb.Reconciliation, comparison, start_time=comparison.start)
+                for comparison in await self._reconciler.reconcile()
+            ]
         )

@@ -22,11 +22,13 @@ _ASKED = re.compile(
     r"|使用四到五个字直接返回这句话的简要主题",
     re.IGNORECASE,
 )
+"""Beginning of a user message that asks for a title, or for a facial expression."""
 _SYSTEM = re.compile(
     r"[\s\S]{0,80}?(?:conversation|chat|会话|对话)"
     r"[\s\S]{0,80}?(?:(?:concise|few-words chat|into a|into) titles?\b|标题)",
     re.IGNORECASE,
 )
+"""Beginning of a system message that asks for the title of a conversation."""
 
 
 def is_chat_task(system: str, asked: str) -> bool:
@@ -39,7 +41,7 @@ def is_chat_task(system: str, asked: str) -> bool:
 
 
 def cut(text: str) -> str:
-    """Return a text; only its start and its end, with `…` in between, if it has more than twice
-    `_MAX_CHARS` characters.
+    """Return a text. If it has more than `2 * _MAX_CHARS` characters, return only its start and its
+    end, with `…` in between.
     """
     return text if len(text) <= 2 * _MAX_CHARS else f"{text[:_MAX_CHARS]}\n…\n{text[-_MAX_CHARS:]}"

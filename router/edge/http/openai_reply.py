@@ -12,7 +12,7 @@ from router.edge.http.openai_request import ChatRequest, ResponsesRequest
 from router.edge.rendering import SOURCES, CitedAnswer
 from router.edge.status import HTTP_STATUS, Failure
 from router.frozen import Frozen
-from router.trace.call import RoleTotal, sum_known
+from router.trace.call import RoleTotal, UsageSums, added
 
 Written = Literal["summary_text", "output_text", "refusal"]
 """Kinds of texts in a reply: the progress, the answer, or why there is no answer."""
@@ -226,18 +226,15 @@ def usage_of(spent: list[RoleTotal], read: str, written: str) -> dict[str, Any] 
 
     `read`, `written`: words for the tokens that models read and wrote, in the names of the fields.
     """
-    if spent and all(role.attempts == role.attempts_without_usage for role in spent):
+    sums = UsageSums(**added([UsageSums(), *spent]))
+    if sums.attempts and sums.attempts == sums.attempts_without_usage:
         return None
-    prompt = sum(role.prompt_tokens for role in spent)
-    completion = sum(role.completion_tokens for role in spent)
-    cached = sum_known([role.cached_tokens for role in spent])
-    reasoning = sum_known([role.reasoning_tokens for role in spent])
     return {
-        f"{read}_tokens": prompt,
-        f"{written}_tokens": completion,
-        "total_tokens": prompt + completion,
-        f"{read}_tokens_details": {"cached_tokens": cached},
-        f"{written}_tokens_details": {"reasoning_tokens": reasoning},
+        f"{read}_tokens": sums.prompt_tokens,
+        f"{written}_tokens": sums.completion_tokens,
+        "total_tokens": sums.prompt_tokens + sums.completion_tokens,
+        f"{read}_tokens_details": {"cached_tokens": sums.cached_tokens},
+        f"{written}_tokens_details": {"reasoning_tokens": sums.reasoning_tokens},
     }
 
 

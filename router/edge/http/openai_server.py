@@ -18,7 +18,7 @@ key.
 
 import asyncio
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -54,7 +54,7 @@ from router.edge.http.openai_request import (
     ResponsesRequest,
 )
 from router.edge.http.server import observing
-from router.edge.limits import MAX_REPEATED, Limits
+from router.edge.limits import DEFAULT_LIMITS, MAX_REPEATED, Limits
 from router.edge.pages import Site
 from router.edge.rendering import AnswerText, cited_answer, progress_line
 from router.edge.run_table import run_table
@@ -80,7 +80,7 @@ def openai_app(
     gateway: Gateway,
     access: Access,
     readiness: Readiness | None = None,
-    limits: Limits | None = None,
+    limits: Limits = DEFAULT_LIMITS,
     *,
     observer: Observer | None = None,
     pages: Site | None = None,
@@ -93,26 +93,18 @@ def openai_app(
     requests must be `application/json` of at most 1 MiB. Requests that web pages of other hosts
     send through a browser are refused.
 
-    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503. `limits`:
-    None for the default limits. `pages`: the web pages, which get all paths except `/v1/` and the
-    probes, and check keys themselves. `chat_tasks`: how to handle background tasks of chat tools,
-    such as titles: `answer` them by one call of the answerer's model, `refuse` them, or `search`
-    for them like for questions. `indexes`: names of all indexes, of which `GET /v1/models` lists
-    those that the caller may search.
+    `readiness`: state of the dependencies; if one is down, `GET /readyz` returns 503. `pages`: the
+    web pages, which get all paths except `/v1/` and the probes, and check keys themselves.
+    `chat_tasks`: how to handle background tasks of chat tools, such as titles: `answer` them by one
+    call of the answerer's model, `refuse` them, or `search` for them like for questions. `indexes`:
+    names of all indexes, of which `GET /v1/models` lists those that the caller may search.
     """
-    limits = limits or Limits()
-
-    async def complete(request: web.Request) -> web.StreamResponse:
-        asked = await _read(request, limits.opening_s, ChatRequest)
-        return await answered(request, asked, ChatReply(asked))
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        asked = await _read(request, limits.opening_s, ResponsesRequest)
-        return await answered(request, asked, ResponseReply(asked))
 
     async def answered(
-        request: web.Request, asked: ChatRequest, reply: Reply
+        kind: type[ChatRequest], replying: Callable[[Any], Reply], request: web.Request
     ) -> web.StreamResponse:
+        asked = await _read(request, limits.opening_s, kind)
+        reply = replying(asked)
         if asked.role not in MODELS:
             return _unknown(asked.model)
         question = asked.question
@@ -170,8 +162,8 @@ def openai_app(
     app = web.Application(
         middlewares=[*watched, _guarding(access, pages)], client_max_size=MAX_BODY_BYTES
     )
-    app.router.add_post("/v1/chat/completions", complete)
-    app.router.add_post("/v1/responses", respond)
+    app.router.add_post("/v1/chat/completions", partial(answered, ChatRequest, ChatReply))
+    app.router.add_post("/v1/responses", partial(answered, ResponsesRequest, ResponseReply))
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{name}", model)
     app.router.add_get("/healthz", _alive)
@@ -338,11 +330,7 @@ def _guarding(access: Access, pages: Site | None) -> Middleware:
             failure = logged_failure(error)
             number = HTTP_STATUS[failure.code]
             wait_s = failure.retry_after_s
-            headers = (
-                {"Retry-After": str(math.ceil(wait_s))}
-                if number in (429, 503) and wait_s is not None
-                else {}
-            )
+            headers = {} if wait_s is None else {"Retry-After": str(math.ceil(wait_s))}
             if number == 401:
                 headers["WWW-Authenticate"] = "Bearer"
             return _json(number, failure_body(failure), headers)

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler, Middleware
 
 from router.access import Access
-from router.edge.limits import Limits
+from router.edge.limits import DEFAULT_LIMITS, Limits
 from router.edge.listening import TLS, before_listening, host_of, is_named
 from router.errors import BadConfig
 from router.runs import Observer
@@ -54,18 +54,17 @@ class HTTPServer:
         *,
         access: Access | None = None,
         tls: TLS | None = None,
-        limits: Limits | None = None,
+        limits: Limits = DEFAULT_LIMITS,
         hosts: Iterable[str] = (),
     ) -> None:
         """`grace_s`: max seconds for requests under way to finish when the server drains.
         `access`: the keys of the application; if given, the server listens on an address that
         other machines can reach only if a key is required. `tls`: None for a server without TLS.
-        `limits`: None for the default limits. `hosts`: host names of this server, in addition to
-        the host in its address.
+        `hosts`: host names of this server, in addition to the host in its address.
         """
         self._access = access
         self._tls = tls
-        self._limits = limits or Limits()
+        self._limits = limits
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,

@@ -30,7 +30,6 @@ from router.trace.call import UsageSums, sums_of
 from router.trace.export import outcome_of
 from router.trace.run import Feedback, right_answers
 from router.trace.scope import DEFAULT_INDEX
-from router.trace.turns import tool_sums
 from router.trace.values import AnswerDelta
 
 _LOOKED_AT = 50
@@ -233,9 +232,7 @@ def _view(run: Run, query: Mapping[str, str]) -> dict[str, Any]:
         "newest": newest,
         "lines": list(filter(None, map(progress_line, run.events[: -_LINES - 1 : -1]))),
         "so_far": _answer_so_far(run),
-        "length_s": timeline.length_s(run),
         "spent": UsageSums(**sums_of(run.calls)),
-        "tools": tool_sums(run),
         "table": TablePages.view(run, query) if tabular else None,
     }
 

@@ -28,7 +28,6 @@ _DAY_S = 86400
 _FIGURES_S = 10.0
 """Seconds for which the figures of a day are shown, because an open page asks every three seconds.
 """
-_MAX_NANO_USD = 2**63 - 1
 _CHOICES: dict[str, tuple[str, ...]] = {
     "status": get_args(RunStatus),
     "outcome": tuple(dict.fromkeys((*get_args(AnswerOutcome), *get_args(TableOutcome)))),
@@ -42,12 +41,10 @@ _OTHERS = (
     "tenant",
     "key_id",
     "executor_version",
-    "min_cost",
-    "max_cost",
     "since",
     "until",
 )
-"""Names of the form's fields in which users type a value: texts, costs in dollars, times in UTC."""
+"""Names of the form's fields in which users type a value: texts, and times in UTC."""
 
 
 def add_runs(site: Site, runs: Runs) -> None:
@@ -124,20 +121,11 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
     }
     try:
         fields["unsupported"] = "unsupported" in asked
-        costs = (("min_cost", "min_nano_usd"), ("max_cost", "max_nano_usd"))
-        fields |= {field: _nano_usd(asked[name]) for name, field in costs if name in asked}
         spans = (("since", "start"), ("until", "end"))
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
-    except (ValueError, OverflowError, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
         raise BadRequest(f"Invalid filter: {error}.") from None
-
-
-def _nano_usd(dollars: str) -> int:
-    """Convert dollars to billionths of a dollar, limited to the range of 64-bit integers. Raises
-    `ValueError` or `OverflowError` if `dollars` is not a finite number.
-    """
-    return max(-_MAX_NANO_USD, min(round(float(dollars) * 1e9), _MAX_NANO_USD))
 
 
 def unix_time(text: str) -> float:

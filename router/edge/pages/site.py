@@ -18,7 +18,7 @@ from rolegate.client.text import visible
 
 from router.access import CALLER, Access, check_scope
 from router.background import Worker
-from router.edge.limits import Limits
+from router.edge.limits import DEFAULT_LIMITS
 from router.edge.pages import formats
 from router.edge.pages.sessions import COOKIE, LASTS_S, Sessions
 from router.edge.status import HTTP_STATUS, logged_failure
@@ -122,7 +122,7 @@ class Site:
         """Render a page from a template. In the template, these variables are defined: `values`,
         `request`, `identity` (the user; None before sign-in) and `csrf` (the CSRF token).
         """
-        token = self._sessions.token(request.cookies.get(COOKIE, ""))
+        token = self._sessions.token(_cookie(request))
         common = {"identity": request.get(_IDENTITY), "csrf": token}
         page = self._templates.get_template(template)
         # Rendering runs in a thread, because a large page would block the event loop.
@@ -147,8 +147,7 @@ class Site:
         except web.HTTPException as error:
             if _IDENTITY not in request:
                 with suppress(RolegateError):  # without a user, the page has no links
-                    cookie = request.cookies.get(COOKIE, "")
-                    request[_IDENTITY] = await self._sessions.identify(cookie)
+                    request[_IDENTITY] = await self._sessions.identify(_cookie(request))
             return await self._form_or_error(request, error.status, error.text or error.reason)
         except ClientConnectionResetError:  # the client has disconnected
             raise
@@ -204,7 +203,7 @@ class Site:
                 await self._check_form(request)
             if scope is None:
                 return await page(request)
-            user = await self._sessions.identify(request.cookies.get(COOKIE, ""))
+            user = await self._sessions.identify(_cookie(request))
             user = replace(user, address=request.remote or "")
             # aiohttp serves each request in its own context, so only this one sees the value.
             CALLER.set(user)
@@ -224,7 +223,7 @@ class Site:
             raise web.HTTPUnsupportedMediaType(text=f"Send the form as {_ENCODING}.")
         origin = request.headers.get("Origin")
         try:
-            async with asyncio.timeout(Limits().opening_s):
+            async with asyncio.timeout(DEFAULT_LIMITS.opening_s):
                 body = await request.clone(client_max_size=_MAX_BYTES).read()
             fields = parse_qsl(
                 body.decode(errors="replace"), keep_blank_values=True, max_num_fields=_MAX_FIELDS
@@ -239,7 +238,7 @@ class Site:
         # A form that is shown again gets a new token, so texts of another site must not fill it.
         request[_FORM] = dict(fields) if ours else {}
         token = request.headers.get("X-CSRF-Token") or field(request, "csrf")
-        if not ours or not self._sessions.proves(request.cookies.get(COOKIE, ""), token):
+        if not ours or not self._sessions.proves(_cookie(request), token):
             raise AccessDenied(_EXPIRED)
 
     async def _signed_in(self, request: web.Request) -> web.Response:
@@ -259,7 +258,7 @@ class Site:
         return response
 
     async def _sign_out(self, request: web.Request) -> web.Response:
-        self._sessions.close(request.cookies.get(COOKIE, ""))
+        self._sessions.close(_cookie(request))
         response = redirect("/sign-in")
         response.del_cookie(COOKIE, httponly=True, samesite="Strict")
         return response
@@ -275,6 +274,11 @@ class Site:
             charset="utf-8",
             headers=headers,
         )
+
+
+def _cookie(request: web.Request) -> str:
+    """Return the name of the session in the request's cookie; empty if it has none."""
+    return request.cookies.get(COOKIE, "")
 
 
 def _local(path: str) -> str:

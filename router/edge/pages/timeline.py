@@ -3,7 +3,7 @@ page of the run shows it.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 
 from router.frozen import Frozen
@@ -11,7 +11,7 @@ from router.protocol import Passage
 from router.trace import Call, Conversation, Execution, Run
 from router.trace.call import UsageSums, sums_of
 from router.trace.citation import Citation
-from router.trace.turns import CONDENSER, DELEGATOR, AgentId, agent_of, work_of
+from router.trace.turns import CONDENSER, AgentId, agent_of, work_of
 from router.trace.values import SubQueryDispatched
 
 SCALE = 1000
@@ -36,10 +36,6 @@ class Bar(Frozen, gc=False):
     """Position of the bar's left end, from 0 to `SCALE`."""
     width: float
     """Width of the bar; `SCALE` is the duration of the whole run."""
-    early: bool
-    """True if the agent was dispatched before the delegator, or the manager that leads the agent,
-    finished its turn.
-    """
 
 
 class Lane(Frozen, gc=False):
@@ -97,7 +93,7 @@ class Agents:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._length_s = length_s(run)
+        self.length_s = length_s(run)
         self.dispatched = {
             event.index: event for event in run.events if isinstance(event, SubQueryDispatched)
         }
@@ -135,17 +131,10 @@ class Agents:
         """Return the lane of an agent, given one of `ids`."""
         _, execution, conversation = self._works.get(agent, (agent, None, None))
         dispatched = self._dispatch_of(agent)
-        lead = DELEGATOR if agent.worker is None else AgentId("delegation", *agent[1:3])
-        decisions = self._calls.get(lead, []) if self._run.kind == "answer" else []
-        if agent == lead:
-            decisions = []
         source = execution or dispatched
         return Lane(
             agent,
-            tuple(
-                _bar(self._run, call, self._length_s, decisions)
-                for call in self._calls.get(agent, ())
-            ),
+            tuple(_bar(self._run, call, self.length_s) for call in self._calls.get(agent, ())),
             source.sub_query if source else "",
             dispatched.round if dispatched else 0,
             execution,
@@ -207,16 +196,7 @@ def _number(agent: AgentId) -> int:
     return -1 if agent.sub_query_index is None else agent.sub_query_index
 
 
-def _bar(
-    run: Run,
-    call: Call,
-    length: float,
-    decisions: Sequence[Call],
-) -> Bar:
+def _bar(run: Run, call: Call, length: float) -> Bar:
     start = min(max(0.0, call.started_at - run.started_at) / length * SCALE, SCALE - _MIN_WIDTH)
     width = min(max(call.duration_s / length * SCALE, _MIN_WIDTH), SCALE - start)
-    early = any(
-        decision.started_at < call.started_at < decision.started_at + decision.duration_s
-        for decision in decisions
-    )
-    return Bar(call, round(start, 1), round(width, 1), early)
+    return Bar(call, round(start, 1), round(width, 1))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from router.errors import (
@@ -370,6 +371,6 @@ async def test_the_form_of_reports_selects_the_agent() -> None:
     )
     usual = role("execution", ScriptedModel([SEARCH, REPORT]))
     executor = Executor(usual, Unfiltered(RETRIEVER), LIMITS, forms={"list": listing})
-    other = replace(lasting(), reporting=Reporting("list"))
+    other = msgspec.structs.replace(lasting(), reporting=Reporting("list"))
     assert (await executor.run(SUB_QUERY, 0, other)).report.answer == "a list"
     assert (await executor.run(SUB_QUERY, 0, lasting())).report == READ

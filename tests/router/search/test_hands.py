@@ -1,6 +1,5 @@
 """Executors that open documents and call tools: limits, failures, hostile texts and the trace."""
 
-import dataclasses
 import re
 from collections.abc import Sequence
 
@@ -8,6 +7,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from router.errors import ContextTooLong, ToolFailed
 from router.models import Prompt
@@ -345,7 +345,7 @@ async def test_passages_of_a_page_are_dropped_from_its_end_on() -> None:
 
 async def test_an_opened_document_shows_its_best_passages_in_order() -> None:
     """The prompt describes it, and names stand next to the titles."""
-    limits = dataclasses.replace(LIMITS, access_k=4)
+    limits = replace(LIMITS, access_k=4)
     worker = ScriptedModel(["<search>Heat</search>", OPEN, report("x", "Sentence 3.")])
     execution = await run(worker, retriever=RETRIEVER, limits=limits)
     assert execution.outcome == "reported"
@@ -356,7 +356,7 @@ async def test_an_opened_document_shows_its_best_passages_in_order() -> None:
 
 
 async def test_a_long_document_leaves_out_its_lowest_scores() -> None:
-    limits = dataclasses.replace(LIMITS, access_k=6, access_chars=4 * len("Sentence 0."))
+    limits = replace(LIMITS, access_k=6, access_chars=4 * len("Sentence 0."))
     execution = await run(
         ScriptedModel(["<search>Heat</search>", OPEN, REPORT]), retriever=RETRIEVER, limits=limits
     )
@@ -373,7 +373,7 @@ async def test_a_long_document_leaves_out_its_lowest_scores() -> None:
 )
 async def test_only_documents_named_by_a_search_are_opened(before: list[str]) -> None:
     """A document that the model remembers, or that a tool has shown, is refused with the reason."""
-    limits = dataclasses.replace(LIMITS, access_k=4)
+    limits = replace(LIMITS, access_k=4)
     other = '<access document="http://mini/heat">born</access>' if before else OPEN
     execution = await run(
         ScriptedModel([*before, other, "<search>Heat</search>", REPORT]), tools(), RETRIEVER, limits

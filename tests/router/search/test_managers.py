@@ -3,12 +3,11 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace as replace_report
+from msgspec.structs import replace
 
 from router.errors import BudgetExhausted, UpstreamRefused
 from router.ledger import Budget, Ledger
@@ -298,7 +297,7 @@ async def test_a_report_without_worker_reports_is_discarded() -> None:
         }
     )
     execution, _ = await worked(layers)
-    assert execution.report == replace_report(NO_EVIDENCE, escalate_to="nobody")
+    assert execution.report == replace(NO_EVIDENCE, escalate_to="nobody")
 
 
 @pytest.mark.parametrize("dead", ["manager", "workers"])

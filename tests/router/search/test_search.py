@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
@@ -557,7 +556,9 @@ async def test_a_replayed_round_that_ran_out_of_time_is_the_last() -> None:
 async def test_the_run_says_which_reports_are_grounds() -> None:
     """By default, reports with evidence are. A run may require something else."""
     assert (await Deployment().search().run(QUESTION, lasting())).answer == "Michael Mann"
-    demanding = replace(lasting(), reporting=Reporting(is_grounds=lambda _execution: False))
+    demanding = msgspec.structs.replace(
+        lasting(), reporting=Reporting(is_grounds=lambda _execution: False)
+    )
     assert (await Deployment().search().run(QUESTION, demanding)).answer == NOT_FOUND
 
 

@@ -8,7 +8,7 @@ from sqlalchemy import Connection
 from router.access import Tenant
 from router.amount import NOTHING
 from router.models import Completion, Message, Usage
-from router.protocol import NO_EVIDENCE, Passage, Report
+from router.protocol import Passage, Report
 from router.store import Database
 from router.store.schema import (
     CALLS,
@@ -34,7 +34,6 @@ from router.trace.values import (
     SearchDone,
     SearchRecord,
     SubQueryDispatched,
-    ToolCall,
 )
 
 HEAT = Passage("p1", "Heat", "Heat is a film by Michael Mann.", 0.9, "films.pdf", 3)
@@ -112,31 +111,6 @@ def run(
         "events": events(run_id),
     }
     return Run(id=run_id, started_at=started_at, calls=tuple(calls), **{**known, **fields})  # type: ignore[arg-type]
-
-
-def run_with_tools(run_id: str) -> Run:
-    """Return a run of three calls of two tools and a refused one.
-
-    A worker, its manager and an executor made them, and one of the calls failed.
-    """
-
-    def worked(*calls: ToolCall) -> Execution:
-        searches = (
-            SearchRecord("Heat", ()),
-            *(SearchRecord(call.tool, (), call=call) for call in calls),
-        )
-        return Execution("Who?", NO_EVIDENCE, "no_report", searches, Conversation(()))
-
-    worker = worked(ToolCall("web", "fetch", "a", 1.5), ToolCall("", "", "b", 0.0, "unknown tool"))
-    work = Trajectory("", "no_search", (worker,), (1,))
-    before = worked(ToolCall("web", "fetch", "c", 60.0, "took more than 60 s"))
-    managed = Execution(
-        "Who?", NO_EVIDENCE, "no_report", (), Conversation(()), work=work, before=before
-    )
-    result = Trajectory(
-        "", "no_search", (managed, worked(ToolCall("files", "open", "d", 0.25))), (2,)
-    )
-    return run(run_id, result=result, events=())
 
 
 async def put(database: Database, *runs: Run, tenants: Sequence[Tenant] = ()) -> None:

@@ -378,10 +378,6 @@ SAID = {
         (RunFilter(feedback="right"), "1"),
         (RunFilter(feedback="wrong"), "24"),
         (RunFilter(feedback="any"), "1234"),
-        (RunFilter(min_nano_usd=0), "125"),
-        (RunFilter(min_nano_usd=8), "25"),
-        (RunFilter(max_nano_usd=7), "1"),
-        (RunFilter(min_nano_usd=8, max_nano_usd=14), "2"),
     ],
 )
 async def test_runs_are_found_by_text_actions_spending_and_feedback(

@@ -288,8 +288,7 @@ async def test_verdicts_are_right_or_wrong_in_the_list_its_filter_and_the_page_o
 
 @pytest.mark.parametrize(
     "query",
-    "since=yesterday until=2026-99-01 min_cost=x max_cost=1e400 min_cost=nan kind=x topology=x "
-    "since=9999999-01-01 feedback=good".split(),
+    "since=yesterday until=2026-99-01 kind=x topology=x since=9999999-01-01 feedback=good".split(),
 )
 async def test_an_invalid_filter_is_refused(tmp_path: Path, query: str) -> None:
     async with (

@@ -28,7 +28,6 @@ ADDRESSES: dict[tuple[str, str], list[str]] = {
         "/runs?kind=shadow",
         f"/runs?executor_version={MARK}",
         "/runs?feedback=any",
-        "/runs?min_cost=0",
         "/runs?page={page}",
         "/runs?status=running",
         "/runs?seen=x",

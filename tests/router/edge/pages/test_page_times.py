@@ -40,8 +40,6 @@ FILTERS = (
     "executor_version=executor-000009",
     "feedback=right",
     "feedback=wrong",
-    "min_cost=0.5",
-    "min_cost=0.000001&max_cost=0.1",
     "until=1970-01-02T03:04&text=nowhere",
     "since=1970-01-01T20:00&until=1970-01-02T00:00",
     "kind=execute&status=failed&text=word99999",

@@ -24,7 +24,7 @@ from tests.router.edge.pages.shown import keep, read, shown
 from tests.router.edge.pages.test_timeline import managed
 from tests.router.edge.pages.world import browsing, token
 from tests.router.retriever import FixedRetriever
-from tests.router.store.stored import call, run, run_with_tools
+from tests.router.store.stored import call, run
 from tests.scripted_model import ScriptedModel
 
 DEMO = {demo_run.id: demo_run for demo_run in runs()}
@@ -89,7 +89,6 @@ async def test_the_legend_explains_the_kinds_of_calls() -> None:
     async with shown(runs=[DEMO["run-right"]]) as pages, browsing(pages) as session:
         legend = (await read(session, "/runs/run-right")).partition('class="legend"')[2]
     assert '<li title="A call that completed, but whose output was discarded">' in legend
-    assert '<li title="The sub-query was sent before the delegator' in legend
 
 
 async def test_earlier_answers_of_a_thread_have_their_sources() -> None:
@@ -207,21 +206,6 @@ async def test_the_head_of_a_run_has_its_models_prompts_and_indexes() -> None:
             f"Only documents: {name}" for name in filtered
         ]
         assert len(re.findall('of the prompt: ([0-9a-f]{12})[0-9a-f]{52}">\\1<', head)) == 3
-
-
-@pytest.mark.parametrize(
-    "run_with_calls", [run_with_tools("run-1"), redacted(run_with_tools("run-1"))]
-)
-async def test_calls_of_tools_are_summed_by_server_and_tool(run_with_calls: Run) -> None:
-    """Sums are over all agents, and are shown without texts too. A run without tools has no such
-    table.
-    """
-    async with shown(runs=[run_with_calls, DEMO["run-right"]]) as pages, browsing(pages) as session:
-        text = await read(session, "/runs/run-1")
-        assert "Tool calls" not in await read(session, "/runs/run-right")
-    sums = text.partition('aria-label="Tool calls"')[2].partition("</table>")[0]
-    rows = [re.findall("<td[^>]*>([^<]*)", row) for row in sums.split("<tr>")[2:]]
-    assert rows == [["files", "open", "1", "0", "250 ms"], ["web", "fetch", "2", "1", "1 min 1 s"]]
 
 
 async def test_the_newest_agents_are_shown_first() -> None:

@@ -43,18 +43,6 @@ def test_lanes_are_in_the_order_of_the_work() -> None:
     assert (second_executor.spent.attempts, second_executor.spent.attempts_without_usage) == (3, 1)
 
 
-def test_a_call_before_the_end_of_the_delegator_s_turn_is_early() -> None:
-    """Holds for answers. A table's delegator works in parallel with its executors."""
-    early = [
-        (lane.agent.path, bar.early)
-        for lane in lanes(RUNS["run-right"])
-        for bar in lane.bars
-        if bar.early
-    ]
-    assert early == [("execution-0", True), ("execution-2", True)]
-    assert not any(bar.early for lane in lanes(RUNS["run-table"]) for bar in lane.bars)
-
-
 @given(st.lists(st.tuples(st.floats(-5, 50), st.floats(0, 50)), max_size=8), st.floats(0, 20))
 def test_no_bar_leaves_its_lane(times: list[tuple[float, float]], duration_s: float) -> None:
     """Holds for any clocks, and each bar is wide enough to be visible."""
@@ -174,9 +162,7 @@ def managed() -> Run:
 
 
 def test_managers_stand_before_their_workers() -> None:
-    """Each manager has its own calls and conversation. A worker is early before the end of its
-    manager's turn.
-    """
+    """Each manager has its own calls and conversation."""
     manager_lanes = lanes(managed())
     assert [(lane.name, lane.agent.path, len(lane.bars)) for lane in manager_lanes] == [
         ("Delegator", "delegation", 1),
@@ -188,9 +174,6 @@ def test_managers_stand_before_their_workers() -> None:
         ("Answerer", "answer", 0),
     ]
     assert all(lane.conversation for lane in manager_lanes)
-    assert [lane.name for lane in manager_lanes for bar in lane.bars if bar.early] == [
-        "Worker 1.1, web"
-    ]
 
 
 def test_an_answer_that_a_manager_lost_is_attributed_to_it() -> None:
