@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from router.errors import BadRequest
 from router.folding import fold, sought
 from router.protocol import prompts
+from router.protocol.decision import Dispatch, parse_decision
 from router.protocol.tags import one_line, readable, without_thinking
 from router.table.assembly import Table
 from router.table.completeness import completeness
@@ -123,7 +124,8 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
 
     `request`: the request for the table, as it was shown to the delegator. It must contain each
     name in a condition, because a misspelled name would exclude right rows. A name that differs in
-    few letters is spelled as in the request.
+    few letters is spelled as in the request, and wrong names of `one_of` are replaced by those in
+    the plan's questions for rows.
     """
     text = without_thinking(text)
     shown = readable(request)
@@ -131,8 +133,10 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
     ignored = list[str]()
     for tag in islice(_WHERE.finditer(text), _MAX_TAGS):
         try:
-            written = _condition(*tag.groups(""))
-            extended = with_condition(schema, _respelled(written, shown, request))
+            condition = _respelled(_condition(*tag.groups("")), shown, request)
+            if condition.operator == "one_of":
+                condition = _completed(condition, text, request)
+            extended = with_condition(schema, condition)
             for condition in extended.conditions[len(schema.conditions) :]:
                 _check_names(condition, request)
             schema = extended
@@ -170,6 +174,28 @@ def _respelled(condition: Condition, shown: str, request: str) -> Condition:
     return replace(condition, values=tuple(values)) if is_distinct else condition
 
 
+def _completed(condition: Condition, text: str, request: str) -> Condition:
+    """Return a condition `one_of` whose values are names of the request. If some are not, take the
+    names from the questions for rows in the plan `text`: if one is "Which films by A are there?",
+    with A among the values, another one that differs in the name only has a further value.
+
+    Small models miscopy the second name of a condition more often than that of a question.
+    """
+    names = dict.fromkeys(value for value in condition.values if sought(value) in request)
+    plan = parse_decision(text, limit=_MAX_TAGS)
+    complete = len(names) == len(condition.values) > 1
+    if complete or not names or not isinstance(plan, Dispatch):
+        return condition
+    known, *_ = names
+    for asked in plan.sub_queries:
+        before, found, after = asked.partition(known)
+        for other in plan.sub_queries if found else ():
+            name = other.removeprefix(before).removesuffix(after)
+            if name and f"{before}{name}{after}" == other and sought(name) in request:
+                names[name] = None
+    return replace(condition, values=tuple(names)) if len(names) > 1 else condition
+
+
 def _check_names(condition: Condition, request: str) -> None:
     """Raise `BadRequest` if a condition contains a name that the folded request does not contain,
     or if `one_of` has only one value. Right rows would be excluded if a model misspelled a name, or
@@ -185,7 +211,8 @@ def _check_names(condition: Condition, request: str) -> None:
 
 def _condition(attributes: str, body: str) -> Condition:
     """Return the condition in a tag `<where column="…" is="…">…</where>` or `<where ask="…"/>`. The
-    values of `one_of` have bars between them. Raises `BadRequest` for an unknown operator.
+    values of `one_of` have bars between them. If a number or date must have one value, further
+    texts without a digit are ignored. Raises `BadRequest` for an unknown operator.
     """
     named = {
         name.lower(): readable(value)
@@ -195,7 +222,12 @@ def _condition(attributes: str, body: str) -> Condition:
     if operator not in get_args(Operator):
         raise BadRequest(f"is={operator[:_MAX_CHARS]!r}: use {', '.join(get_args(Operator))}.")
     column = Column(named.get("column", ""), ask=named.get("ask", ""))
-    return Condition(column, operator, tuple(filter(None, map(one_line, body.split("|")))))
+    values = tuple(filter(None, map(one_line, body.split("|"))))
+    if operator == "equals" and len(values) > 1:
+        operator = "one_of"
+    elif operator not in _BY_NAME and len(values) > 1:
+        values = tuple(filter(_DIGIT.search, values))
+    return Condition(column, operator, values)
 
 
 def status(

@@ -349,6 +349,43 @@ def test_a_misspelled_name_is_spelled_as_in_the_request(
     assert len(ignored) == (not values)
 
 
+QUESTIONS = (
+    '<search>["Which films by Ana Ruiz are in register A?", "Which films by Bo Lund are in '
+    'register A?", "Which films by Cy Gray are in register A?", "Who is Dee Hart?"]</search>'
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "values"),
+    [
+        ("Ana Ruiz|Towne Road", ("Ana Ruiz", "Bo Lund")),
+        ("Ana Ruiz|Xna Ruiz|Xna Ruiz|Xna Ru", ("Ana Ruiz", "Bo Lund")),
+        ("Bo Lund|", ("Bo Lund", "Ana Ruiz")),
+        ("Dee Hart|Towne Road", None),
+        ("Eve Towne|Towne Road", None),
+    ],
+)
+@pytest.mark.parametrize("operator", ["one_of", "equals"])
+def test_wrong_names_of_a_condition_are_replaced_by_those_of_the_questions(
+    written: str, values: tuple[str, ...] | None, operator: str
+) -> None:
+    """The questions name Cy Gray, too, but the request does not."""
+    plan = f'{QUESTIONS}<where column="founder" is="{operator}">{written}</where>'
+    schema, ignored = planned(SCHEMA, plan, "Films by Ana Ruiz and Bo Lund, not by Dee Hart")
+    if operator == "equals" and written == "Bo Lund|":
+        values = ("Bo Lund",)
+    assert [sorted(condition.values) for condition in schema.conditions] == [
+        sorted(values or ())
+    ] * bool(values)
+    assert len(ignored) == (not values)
+
+
+def test_words_next_to_a_number_are_ignored() -> None:
+    plan = '<where column="founded" is="before">1920|Nights Shadows|</where>'
+    schema, ignored = planned(SCHEMA, plan, "Cities founded before 1920")
+    assert ([condition.values for condition in schema.conditions], ignored) == ([("1920",)], ())
+
+
 @given(st.text(alphabet='<>/where column="founder" is="at_least"ask{city}?|\n', max_size=200))
 def test_any_plan_is_read(text: str) -> None:
     """Columns of the table stay unchanged."""
