@@ -23,8 +23,8 @@ _read_map = msgpack.Decoder(dict[str, Raw]).decode
 
 
 def encoded_in_parts(run: Run) -> Run:
-    """Return a run whose events, calls and executions are already encoded as `msgspec.Raw`, which
-    can only be encoded. A small run is returned as it is.
+    """Return a copy of a run in which the events, calls and executions are encoded already, as
+    `msgspec.Raw`. The copy is only fit to be encoded. A small run is returned unchanged.
     """
     if len(run.events) + len(run.calls) < _MANY:
         return run

@@ -78,8 +78,9 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 METADATA = MetaData()
 SCHEMA_NUMBER = 8
-"""Number of the schema. A release works with a database of its number, also if a later release has
-added tables and columns to it. Only a revision that contracts the schema changes the number.
+"""Number of the schema. A release works with every database that has its number, even if a later
+release has added tables and columns. Only a revision that contracts the schema changes the number
+(see `migration.py`).
 """
 REVISION = "0005"
 """Revision of this schema: the last script in `migrations/versions`."""
@@ -269,8 +270,8 @@ def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> 
 
 
 def found_by(run: Run | None) -> dict[str, object]:
-    """Return the columns of a run that are known when it ends, and by which runs are listed and
-    searched. `run`: None for a run that is running.
+    """Return the columns that are only known when a run ends, and by which runs are listed and
+    searched. `run`: the ended run; None for a run that is running.
     """
     result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
     return {
@@ -285,8 +286,8 @@ def found_by(run: Run | None) -> dict[str, object]:
 
 
 _LARGE = 1 << 16
-"""Number of bytes from which a trace is compressed. Traces of tables are large, and compress well,
-because their executors have the same prompt and many of the same passages.
+"""Min bytes of a trace that is compressed. Traces of tables are large, and compress well, because
+their executors share a prompt and many passages.
 """
 
 
