@@ -97,7 +97,7 @@ class LiteLLMModel:
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """Return LiteLLM's estimate of the tokens for a model of OpenAI. Return None for other
-        models, as LiteLLM does not have their tokenizers.
+        models, because LiteLLM does not have their tokenizers.
         """
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(
@@ -183,11 +183,12 @@ def load_litellm() -> Any:
 
 
 def _cause(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | int | None:
-    """Follow the chain of causes of LiteLLM's `error` to the true one: the HTTP status that the
-    server sent, or the failure of the connection. Return None if the chain has neither.
+    """Follow the chain of causes of LiteLLM's `error` to the original one: return the HTTP status
+    that the server sent, or the failure of the connection. Return None if the chain has neither.
 
     The status of `error` itself is not reliable, because LiteLLM may have made it up. `before`: the
-    exception that was being handled when the call began, where the search ends.
+    exception that was being handled when the call began. It is in the chain too, but is not a
+    cause, so the search ends there.
     """
     seen: list[BaseException] = []
     link: BaseException | None = error
