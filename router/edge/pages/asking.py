@@ -39,7 +39,7 @@ async def earlier_runs(runs: Runs, identifiers: str) -> list[Run]:
 
 
 def with_run(identifiers: str, run_id: str) -> str:
-    """Return the identifiers of the runs of a conversation with a further run: the last ones, as
+    """Add a run to the identifiers of a conversation's runs, and return the last identifiers: as
     many as `earlier_runs` loads.
     """
     earlier = identifiers.rsplit(",", _MAX_EARLIER) if identifiers else []
