@@ -119,7 +119,8 @@ class SQLArchive(Frozen):
         none if another gateway runs it. `tenant`: the tenant that the run must belong to; None for
         any. Raises `NotFound`, also if the run belongs to another tenant.
         """
-        # The row of a running run does not change, so there is no need to wait for the database.
+        # Read immediately, even if the database is behind the log: the row of a running run does
+        # not change.
         if self.calls(run_id) is not None:
             with suppress(NotFound):  # the run may not be in the database yet
                 run = await self.database.read(_load, run_id, tenant, behind=True)
@@ -452,7 +453,7 @@ def _progress(connection: Connection, run_id: str, after: int) -> Progress | Non
 
 
 async def delete_old(database: Database, keep_days: float) -> None:
-    """Delete ended runs that started more than `keep_days` ago, with their calls, feedback and
+    """Delete ended runs that started more than `keep_days` days ago, with their calls, feedback and
     trials.
 
     Raises `StoreFailed`.

@@ -176,8 +176,8 @@ def _begin(connection: Connection) -> None:
 def _keep_journal(connection: Connection) -> None:
     """Switch a SQLite database to WAL mode, which is permanent, and create the files of this mode.
 
-    SQLite ignores `busy_timeout` for this, and fails while another process writes to a new file. So
-    it is repeated for up to `_WAIT_S` seconds.
+    SQLite ignores `busy_timeout` for the switch, and fails while another process writes to a new
+    file. So the switch is repeated for up to `_WAIT_S` seconds.
     """
     driver = connection.connection.dbapi_connection
     until = time.monotonic() + _WAIT_S
@@ -373,8 +373,8 @@ class Database:
 
     def _see_files(self) -> None:
         """Raise `StoreFailed` if a file of the database was deleted or replaced since it was
-        opened. SQLite itself would continue to use the deleted file. A new file is recognised by
-        its inode, which cannot be the old one while the old file is open.
+        opened. SQLite itself would continue to use the deleted file. A replaced file is recognised
+        by its inode: it must differ from the inode of the old file, which is still open.
         """
         if not self._lost and (
             missing := [file for file, known in self._files.items() if identity(file) != known]

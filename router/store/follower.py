@@ -49,7 +49,7 @@ _LEISURE_S = 0.5
 _MAX_BATCH = 256
 """Max number of changes in one transaction."""
 _READING_S = 5.0
-"""Max seconds for which a reader waits until the database has everything that was acknowledged."""
+"""Max seconds for which a reader waits until the database has all acknowledged runs."""
 _BACKLOG = 64 << 20
 """Max bytes of the log that are not in the database yet. Above that, no run may begin."""
 _WAIT_S = 10.0
@@ -134,7 +134,8 @@ class Follower:
 
     async def committed(self, run_id: str) -> None:
         """Wait until the end of a run is in the shared database. Raises `StoreFailed` if that takes
-        too long, or if the run's answer must not be acknowledged.
+        too long, or if the run's answer must not be delivered, because another gateway has closed
+        the run or the database refuses it.
         """
         await self.caught_up()
         if run_id in self._refused:
@@ -220,8 +221,8 @@ class Follower:
         # The changes so far may not be on disk. This transaction waits for the disk, which puts
         # them on disk, too. Otherwise, readers could see rows that a power cut removes.
         await self._keep_place(on_disk=True)
-        # Runs that only the database has are not resumed, as the log has no record of their calls.
-        # Most were killed as they began.
+        # Runs that only the database has cannot be resumed, because the log has no record of their
+        # calls. Most of them are runs whose gateway was killed as they began.
         interrupted = fold.interrupted | logged
         for run_id in await self._database.read(cancelled_among, list(interrupted)):
             del interrupted[run_id]

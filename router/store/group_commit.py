@@ -114,7 +114,9 @@ class GroupCommit:
         self._idle = set[Period]()
         """Periods whose leases are to be reduced."""
         self._doubtful = False
-        """True if a transaction has failed, so that it is unknown which leases the database has."""
+        """True after a failed transaction, until all leases are written again, because it is
+        unknown which leases the database has.
+        """
 
     @property
     def waiting(self) -> bool:

@@ -442,8 +442,8 @@ class LogJournal:
             self._quotas.tallies[period].requests -= 1
 
     def _give_up_all(self) -> None:
-        """Cancel all runs. Called when other gateways have fenced this gateway and closed its runs
-        in the database.
+        """Cancel all runs. Called when another gateway has fenced this gateway, and so has closed
+        its runs in the database (see `members.py`).
         """
         for run in [*self._runs.values()]:
             closed = self._lost[run.start.id] = run.interrupted()

@@ -11,10 +11,10 @@ the bytes there as a frame if their checksum is right (CRC-32 over the frame and
 from outside cannot contain the salt, so it cannot look like a frame. The bytes between two valid
 frames are a *hole*. The numbers of a run's records show whether one of its records is lost.
 
-A hole is damage only if its bytes had been synced to disk. So after each sync, a note is appended:
-the byte up to which the segment is synced. The last frame of a finished segment contains the
-segment's length. A hole before the synced byte is damage. A hole after it is the rest of a write
-that a crash interrupted, and that was never acknowledged.
+A hole is damage only if its bytes had been synced to disk. So after each sync, a note is appended,
+which contains the byte up to which the segment is synced. The last frame of a finished segment
+contains the segment's length. A hole before the synced byte is damage. A hole after it is the rest
+of a write that a crash interrupted, and that was never acknowledged.
 """
 
 import asyncio
@@ -189,7 +189,9 @@ def _encoded(
     number: int,
     payload: bytes,
 ) -> bytes:
-    """Return the bytes of a frame. The checksum is computed with 0 in its own place."""
+    """Return the bytes of a frame. The checksum covers the whole frame, with 0 in the place of the
+    checksum.
+    """
     length = len(payload)
     checksum = crc32(payload, crc32(_HEADER.pack(salt, length, 0, run, number)))
     return _HEADER.pack(salt, length, checksum, run, number) + payload
@@ -524,8 +526,8 @@ class RunLog:
                 self._note_synced(synced_to)
 
             served = waiting
-            # After a failed sync, a later sync that succeeds proves nothing: the system may have
-            # dropped the data. So no future waits for one.
+            # After a failed sync, the system may have dropped the data, and a later sync can
+            # succeed without it. So the futures that wait for a later sync fail, too.
             if self.failed:
                 served = waiting + self._waiting
                 self._waiting = []

@@ -36,9 +36,11 @@ _SESSION_S = 3.0
 _GRACE_S = 5.0
 """Seconds for which a gateway's lock must be seen to be free before the gateway is fenced."""
 _BEGINS_S = _GRACE_S - 2.0
-"""Seconds after the last proof of membership within which runs may begin."""
+"""Max seconds since this gateway last saw that it holds its lock, within which runs may begin."""
 _OPENS_S = _GRACE_S - 1.0
-"""Seconds after the last proof of membership within which calls may be made."""
+"""Max seconds since this gateway last saw that it holds its lock, within which calls may be
+made.
+"""
 _PAST_S = 86400.0
 """Seconds after the end of a minute, day or month, after which it is over for all gateways, even if
 their clocks differ.
@@ -220,8 +222,8 @@ def _join(connection: Connection, log: str) -> int:
 
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:
-    """Delete the row of a gateway, which waits until the gateway's transactions have ended, and
-    close the gateway's runs. Do nothing if the gateway has a new session number. The calls of the
+    """Delete the row of a gateway, and close its runs. The deletion waits until the gateway's
+    transactions have ended. Do nothing if the gateway has a new session number. The calls of the
     runs are in the gateway's log, and are written when the log is read.
     """
     fenced = GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch, GATEWAYS.c.session == session)

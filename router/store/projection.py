@@ -91,8 +91,9 @@ def _as_they_stand(
     closed: set[str],
 ) -> Iterator[Change]:
     """Yield the changes that must be written to a PostgreSQL database, where each run has a row
-    since it began. A run that another gateway has closed is added to `closed`, and yielded as
-    interrupted, without its answer; as cancelled if that was requested.
+    since it began. A run that another gateway has closed is added to `closed`, and yielded without
+    its answer, as interrupted. An interrupted run whose cancellation was requested is yielded as
+    cancelled.
     """
     ids = [change.start.id for change in changes]
     wanted = (

@@ -159,11 +159,12 @@ def _of_hours(name: str, groups: tuple[str, ...]) -> Table:
 
 # Sums of ended calls by the hour in which they started. They are kept when the calls are deleted.
 USAGE_HOURS = _of_hours("usage_hours", GROUPS)
-# The same sums by key. Calls from before its revision have no key, and calls of gateways of the
-# release before are only in `usage_hours`.
+# The same sums for each key. Calls that ended before this table was added have an empty key. Calls
+# of gateways of an earlier release are only in `usage_hours`.
 USAGE_KEY_HOURS = _of_hours("usage_key_hours", KEY_GROUPS)
 # Sums that count against quotas: a row for each minute, day and month in which a tenant has
-# requests, and for each minute in which `key ID` has. Minutes are deleted after a day.
+# requests, and for each minute in which a key has; then `tenant` is `key ID`. Rows of minutes are
+# deleted after a day.
 SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
@@ -206,8 +207,8 @@ GATEWAYS = Table(  # the gateways that share a PostgreSQL database and are not f
     Column("log", String, nullable=False),
     Column("session", BigInteger, nullable=False),  # number of sessions that have held its lock
 )
-# What has happened so far in running runs that are watched at other gateways: events have numbers
-# from 1, ended calls from -1 downwards. The row with number 0 requests the others
+# Events and ended calls of running runs that are watched at other gateways. Events have numbers
+# from 1, calls from -1 downwards. A row with the number 0 requests them
 PROGRESS = Table(
     "progress",
     METADATA,

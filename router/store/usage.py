@@ -259,7 +259,7 @@ class _Calls(NamedTuple):
 
     @property
     def nothing(self) -> bool:
-        """True if the endpoint did no work for the calls, so that its counters have no tokens of
+        """True if the endpoint did no work for the calls, so that its counters do not include
         them.
         """
         return self.outcome in ("refused", "connect_error") and self.counted == "" and self.silent
