@@ -299,7 +299,7 @@ class Access:
         return Identity(tenant, scopes, key_id, indexes)
 
     def outdate(self) -> None:
-        """Read the keys again before the next request, because a key has changed."""
+        """Make the next request read the keys again. Called after a key has changed."""
         self._read_at = None
 
     async def required(self) -> bool:

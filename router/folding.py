@@ -84,8 +84,8 @@ def count_east_asian(text: str) -> int:
 
 
 def terms(folded: str) -> list[str]:
-    """Return the search terms of a folded text: its words. A run of characters that count as words
-    gives all pairs of neighbouring characters instead.
+    """Return the search terms of a folded text: its words. For a run of characters that count as
+    words, the terms are all pairs of neighbouring characters.
     """
     words = folded.split()
     if folded.isascii():

@@ -211,8 +211,8 @@ def _count(
     prompt: Prompt,
     text: str,
 ) -> Usage | None:
-    """Estimate the tokens of `prompt` and of the output `text`. Return None if the model is not one
-    of OpenAI's, or if tiktoken does not know it.
+    """Estimate the tokens of `prompt` and of the output `text`. Return None if it is not a model of
+    OpenAI, or tiktoken does not know it.
     """
     try:
         importlib.import_module("tiktoken").encoding_name_for_model(name)
@@ -225,8 +225,8 @@ def _count(
 
 
 def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
-    """Return whether LiteLLM invented the chunk's finish reason, as it does for a stream that broke
-    off.
+    """Return whether LiteLLM invented the chunk's finish reason, as it does for a stream that was
+    cut off.
     """
     finished = chunk.choice is not None and chunk.choice.finish_reason is not None
     return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)

@@ -163,7 +163,7 @@ class OpenAIHTTP:
         return await self.stream(prompt, None)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Count the tokens of the prompt (after the chat template) and of the text by vLLM's
+        """Count the tokens of the prompt (after the chat template) and of the text with vLLM's
         `POST /tokenize`. Return None if the request fails. If the endpoint has no such route, no
         later call sends the request again.
         """

@@ -161,8 +161,8 @@ class Attempt(msgspec.Struct):
     conversation: bytes = b""
     """Digest of the request's messages."""
     counted: Counted | None = None
-    """Token counts of a reply that was passed on completely and with unchanged contents; None for
-    other replies, and if the upstream reported no counts.
+    """Token counts of a stream that was passed on completely and with unchanged contents; None for
+    all other replies.
     """
 
 

@@ -210,8 +210,8 @@ class EvidenceSource(Frozen):
 
 
 class TrialFigures(Frozen):
-    """Sums over the trials of a candidate in its current stage. For a canary, they cover equally
-    many runs that the candidate and that the active version served.
+    """Sums over the trials of a candidate in its current stage. For a canary, they cover as many
+    runs that the candidate served as runs that the active version served.
 
     Fields with the prefix `active_` are about the active version, the others about the candidate.
     """

@@ -132,8 +132,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._observer.request_ended(method, code_pb2.Code.Name(code), time.monotonic() - begun)
 
     async def _admitted(self, method: str, context: Any) -> AbstractContextManager[None]:
-        """Check the key of a call and its scope. Return a context to hold open while the call is
-        served; see `Access.serving`.
+        """Check the key of a call and its scope. Return a context manager that must be open while
+        the call is served; see `Access.serving`.
         """
         assert self._access is not None
         identity = await self._access.identify(_metadata(context).get("authorization", ""))

@@ -126,7 +126,7 @@ class ChatRequest(Frozen, kw_only=True):
     response_format: ResponseFormat | None = None
 
     def as_chat(self) -> "ChatRequest":
-        """Return the request with the fields of a chat completion set."""
+        """Return the request in the form of a chat completion, which it already has."""
         return self
 
     @property
@@ -269,8 +269,9 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
     background: msgspec.Raw = _NULL
 
     def as_chat(self) -> ChatRequest:
-        """Return the request with the fields of a chat completion set. Raises `BadRequest` for
-        fields that ask for something that this gateway does not do, and the errors of decoding.
+        """Return the request with the fields of a chat completion (`messages`, `max_tokens`,
+        `response_format`), set from the fields below. Raises `BadRequest` for features that this
+        gateway does not have, and `JSON_ERRORS` if `text` is invalid.
         """
         for name in ("tools", "previous_response_id", "conversation", "prompt", "background"):
             value = bytes(getattr(self, name))

@@ -195,7 +195,10 @@ async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
 
 
 async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) -> Any:
-    """Read the body of a request, within `within_s` seconds. Return it as a `kind`."""
+    """Read the body of a request, within `within_s` seconds, and return it as a `ChatRequest`.
+    `kind`: the type of the body. Raises `BadRequest` for an invalid body, and the exceptions of
+    aiohttp for HTTP status 408 and 415.
+    """
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
     try:

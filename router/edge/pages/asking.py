@@ -65,8 +65,8 @@ def add_asking(
     indexes: Sequence[str] = (),
 ) -> None:
     """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
-    None to fill them by the gateway. `runs`: loads the runs of earlier questions. `indexes`: names
-    of all indexes, of which the form offers those that the user may search.
+    None to use `gateway` for that, too. `runs`: loads the runs of earlier questions. `indexes`:
+    names of all indexes, of which the form offers those that the user may search.
     """
 
     async def ask(request: web.Request) -> web.Response:

@@ -88,8 +88,8 @@ class RunPages:
         """Render the page of a run. For a request by htmx, render only `part`, which changes while
         the run is under way.
 
-        If the part has not changed, htmx gets the clock alone. Once the run has ended, htmx is
-        asked to reload the whole page.
+        If the part has not changed, htmx gets only the clock, which shows the duration so far. Once
+        the run has ended, htmx is asked to reload the whole page.
         """
         run = await self.run(request)
         part_alone = "HX-Request" in request.headers
