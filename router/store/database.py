@@ -65,7 +65,7 @@ def engine_of(url: str) -> Engine:
             return _postgresql(address)
         case "sqlite" if address.database not in (None, "", ":memory:"):
             return _sqlite(address)
-    raise ArgumentError("neither postgresql://… nor sqlite:///FILE")
+    raise ArgumentError("its URL must have the form postgresql://… or sqlite:///FILE")
 
 
 def _files_of(engine: Engine) -> tuple[Path, ...]:

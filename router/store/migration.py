@@ -140,8 +140,8 @@ def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
             writer = "a release that `rolegate store upgrade` does not know"
         raise BadConfig(
             f"it has {contents}, and this release of rolegate needs schema {release.number}, so "
-            f"{writer} wrote it. Nothing was changed; use that writer, or name another file or an "
-            "empty database."
+            f"{writer} wrote it. Nothing was changed; name another file or an empty database, or "
+            "open it with the program or release that wrote it."
         )
     return missing
 

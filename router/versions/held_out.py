@@ -72,7 +72,8 @@ class HeldOutTest:
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):
             raise BadVersion(
-                f"{candidate}: is not the candidate of this gateway, so it cannot be tested."
+                f"{candidate}: is not the candidate of this gateway, so it cannot be tested; if "
+                "it is still on trial, search the gateway's log for version.not_loaded."
             )
         places = asyncio.Semaphore(_AT_ONCE)
 

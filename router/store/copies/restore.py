@@ -36,7 +36,10 @@ async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: 
             if steps(connection) is None:
                 raise BadConfig("it has no tables; restore another backup")
         if segments(default_log(backup)):
-            raise BadConfig("some of its runs are only in its log; make a backup of it first")
+            raise BadConfig(
+                "some of its runs are only in its log; make a backup of it with `rolegate store "
+                "backup`, and restore that"
+            )
         await Database(engine).copy(target)
 
     end = f".replaced-{datetime.now(UTC):%Y%m%dT%H%M%SZ}" if old else ""

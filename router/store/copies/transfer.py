@@ -119,7 +119,8 @@ def _rows(file: Path) -> Iterator[msgspec.Struct]:
         if revision != REVISION:
             raise BadConfig(
                 f"{file}: has revision {revision}, and this release imports revision {REVISION}; "
-                "import it with the release that exported it. A later release upgrades that store."
+                "import it with the release that exported it. Later releases can upgrade that "
+                "store with `rolegate store upgrade`."
             )
         for number, text in enumerate(lines):
             line = _decode(text)
