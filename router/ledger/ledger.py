@@ -38,8 +38,8 @@ _log = structlog.get_logger("ledger")
 _FIRST_WAIT_S = 10.0
 _LATER_WAIT_S = 1.0
 """Max seconds for which a call waits until reservations of other calls are released. The first call
-of a run may wait long. Later calls wait only shortly, because the run then holds reservations for
-which other runs may be waiting.
+of a run may wait longer. Later calls only wait briefly, because other runs may be waiting for
+reservations that this run holds.
 """
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -441,9 +441,9 @@ class Ledger:
     async def _granted(
         self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True
     ) -> Granted:
-        """Return the result of `ask`, a function that makes a reservation. `waits`: if it is only
-        refused because of reservations for calls in flight, repeat it for some seconds. Raises the
-        errors of `ask`.
+        """Return the result of `ask`, a function that makes a reservation. `waits`: if the
+        reservation is only refused because of reservations for calls in flight, retry it for some
+        seconds. Raises the errors of `ask`.
         """
         until = time.monotonic()
         if waits:

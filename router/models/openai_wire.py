@@ -51,7 +51,7 @@ class UsageReply(Frozen, gc=False):
     prompt_tokens: Any = None
     completion_tokens: Any = None
     """The count, of any type. A count that is not a whole number must not be treated as missing, so
-    `usage` turns it into -1, which is impossible.
+    `usage` replaces it by the impossible count -1.
     """
     total_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
@@ -518,7 +518,9 @@ def readable(kind: Any, raw: Any) -> Any:
 
 
 REQUEST_ID = "X-Request-Id"
-"""Header with the name of a call. vLLM logs the call under `chatcmpl-` followed by that name."""
+"""Header with the identifier of a call. vLLM logs the call as `chatcmpl-` followed by that
+identifier.
+"""
 _OURS = frozenset({"model", "messages", "stream"})
 
 

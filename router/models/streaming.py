@@ -22,8 +22,8 @@ class StopCut:
     """Cuts a text that arrives in pieces after its first stop string, even if the stop string is
     split between pieces.
 
-    No text is held back until the next piece: the stop string stays in the text, so a possible
-    start of a stop string can be passed on immediately too.
+    No text is held back until the next piece: a stop string stays in the text, so its possible
+    beginning can be passed on immediately.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:

@@ -1,4 +1,5 @@
-"""Separate a model's reasoning from its text, for all the tags and tokens that models mark it with.
+"""Separate a model's reasoning from its text, for all tags and tokens with which models mark
+reasoning.
 
 A thought is a passage of reasoning. Its marks are read in order: a mark opens a thought (`<think>`,
 `[THINK]`), closes one, or belongs to a message of the harmony format
