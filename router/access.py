@@ -1,7 +1,7 @@
 """API keys, tenants, and the scopes of a key.
 
-A key is `rg_<key_id>_<secret>`. Only the SHA-256 of the secret is stored, so that nobody can use
-the keys of a stolen database.
+The text of a key is `rg_<key_id>_<secret>`. Only the SHA-256 of the secret is stored, so that keys
+in a stolen database cannot be used.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ CLOCK_SKEW_S = 10.0
 class Tenant(Frozen):
     """Settings of a tenant, that is a customer or a team with its own keys and quotas.
 
-    A limit of None means no limit. Minutes, days and months are those of the clock, in UTC.
+    A limit of None means no limit. Minutes, days and months are calendar ones, in UTC.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Key(Frozen):
     """An API key as it is stored, without its secret."""
 
     key_id: str
-    """Public part of the key."""
+    """Public identifier of the key, which is a part of its text."""
     tenant: str | None
     """Name of the tenant that the key belongs to; None for an operator's key."""
     scopes: frozenset[KeyScope]
@@ -94,7 +94,9 @@ class Key(Frozen):
 
 
 class Spent(Frozen):
-    """The part of a tenant's quotas that is spent, in one day or one month."""
+    """The amounts that a tenant has spent in one day or one month, which count against its
+    quotas.
+    """
 
     period: str
     """A day or a month in UTC: 2026-11-21 or 2026-11."""
@@ -105,7 +107,7 @@ class Spent(Frozen):
 
 
 class QuotaUse(Frozen):
-    """The part of a tenant's quota that is spent in the current day or month."""
+    """A quota of a tenant, and how much of it is spent in the current day or month."""
 
     tenant: str
     quota: str
@@ -117,7 +119,7 @@ class QuotaUse(Frozen):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Key by which a warning about the quota is recognized: all fields but `used`."""
+        """Identifies a warning about the quota: all fields but `used`."""
         return self.tenant, self.quota, self.period, self.limit
 
     @property
@@ -127,7 +129,7 @@ class QuotaUse(Frozen):
 
 
 class AuditEvent(Frozen):
-    """An administrative act, as the audit log has it. It contains no secrets."""
+    """An administrative act, as recorded in the audit log. It contains no secrets."""
 
     act: str
     """Name of the act, such as `revoke_key`."""
@@ -152,7 +154,7 @@ class AuditEvent(Frozen):
 
 
 LAST_EVENT = 2**62
-"""A number that no event of the audit log reaches."""
+"""Upper bound of the numbers of events in the audit log."""
 ACT = ContextVar[AuditEvent | None]("act", default=None)
 """The administrative act that the current task carries out. A store writes it to the audit log in
 the transaction that makes the act's changes.
@@ -175,9 +177,9 @@ class Accounts(Protocol):
     async def change_key(
         self, key_id: str, changes: Mapping[str, float | None], successor: Key | None = None
     ) -> Key | None:
-        """Change the end (`revoked_at`) or limits of a key that has not ended, by their names, and
-        return it. In the same transaction, store the key `successor`. Return None, and change
-        nothing, if the key has ended or does not exist.
+        """Change fields of a key that has not ended, and return the key. `changes`: the new values
+        of `revoked_at` or of limits, by name. `successor`: a new key to store in the same
+        transaction. Return None, and change nothing, if the key has ended or does not exist.
         """
 
     async def tenants(self) -> list[Tenant]:
@@ -201,8 +203,8 @@ class Accounts(Protocol):
 
 
 _FRESH_S = 0.5
-"""Seconds after which the keys are read from the store again. From then on, a revoked key is
-refused, and requests that were made with it are cancelled.
+"""Seconds after which the keys are read from the store again. A key that another process has
+revoked is only refused from then on, and its requests under way are then cancelled.
 """
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (
@@ -278,8 +280,9 @@ class Access:
         return self._identity(key.tenant, key.scopes, key.key_id)
 
     async def renewed(self, known: Identity) -> Identity:
-        """Return the current identity of a key that `identify` returned earlier. Raises `NoKey` if
-        the key has been revoked since, and `StoreFailed` if the keys cannot be read.
+        """Return the current identity for the key of `known`, an identity that `identify` returned
+        earlier. Raises `NoKey` if the key has been revoked since, and `StoreFailed` if the keys
+        cannot be read.
         """
         await self.required()
         if (key := self._keys.get(known.key_id)) is None:
@@ -296,12 +299,12 @@ class Access:
         return Identity(tenant, scopes, key_id, indexes)
 
     def outdate(self) -> None:
-        """Read the keys again before the next request, because a key has changed."""
+        """Make the next request read the keys again. Called after a key has changed."""
         self._read_at = None
 
     async def required(self) -> bool:
-        """Return whether callers need a key. They do from the creation of the first key on, even
-        if all keys have been revoked since. Raises `StoreFailed` if the keys cannot be read.
+        """Return whether callers need a key. They need one as soon as the first key was created,
+        even if all keys have been revoked since. Raises `StoreFailed` if the keys cannot be read.
         """
         if not self._fresh:
             async with self._reading:
@@ -333,8 +336,8 @@ class Access:
             self._served.pop(task, None)
 
     async def follow(self) -> None:
-        """Read the keys again at short intervals while requests with keys are being served, so that
-        `serving` notices revoked keys. Never returns.
+        """Until cancelled, read the keys again at short intervals while requests with keys are
+        being served, so that requests whose keys were revoked are cancelled.
         """
         while True:
             await asyncio.sleep(_FRESH_S)

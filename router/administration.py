@@ -1,7 +1,7 @@
 """Changes of keys and tenants by an operator, and the audit log of all administrative acts.
 
-Commands, the gRPC service and the pages all make their changes here, so that the rules and the log
-are the same for each of them.
+Commands, the gRPC service and the web pages all use this module, so that they have the same rules
+and the same log.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from router.trace.scope import DEFAULT_INDEX
 _log = structlog.get_logger("admin")
 T = TypeVar("T")
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Names of tenants. They need no quotes in shells, URLs and labels of metrics."""
+"""Matches valid names of tenants. They need no quoting in shells, URLs and labels of metrics."""
 SETTINGS = Tenant.__struct_fields__[1:]
 """Names of the settings of a tenant."""
 LIMITS = tuple(name for name in SETTINGS if name not in ("redact", "training", "indexes"))
@@ -34,8 +34,8 @@ LIMITS = tuple(name for name in SETTINGS if name not in ("redact", "training", "
 KEY_LIMITS = "requests_per_minute", "tokens_per_minute"
 """Names of the limits of a key."""
 MAX_LIMIT = 2 * 10**16
-"""Max value of a limit on tokens or on money, for which it is twenty million dollars. Sums up to it
-fit into the integers of the database.
+"""Max value of a limit, in tokens, or in billionths of a dollar, where it means twenty million
+dollars. Sums up to this value fit into the integers of the database.
 """
 NANO = 1_000_000_000
 _LONGEST_LABEL = 200
@@ -46,7 +46,7 @@ _LAST_TIME = 253_370_764_800.0
 
 
 class CreatedKey(NamedTuple):
-    """A new key with its text, which cannot be read again."""
+    """A new key with its text, which is not stored and so cannot be shown again."""
 
     text: str
     key: Key
@@ -63,7 +63,7 @@ class Auditor(Frozen):
     door: str
     """See `AuditEvent.door`."""
     on_change: Callable[[], None] = lambda: None
-    """Called after each act that was done."""
+    """Called after each act that has succeeded."""
 
     async def act(
         self,
@@ -73,10 +73,10 @@ class Auditor(Frozen):
         tenant: str | None = None,
         **known: object,
     ) -> T:
-        """Do the work of an administrative act on `target`, log it as `admin.ACT` with the key of
-        the caller, and return its result. Both happen even if the request is cancelled meanwhile,
-        for instance because it revokes its own key. If the work refuses the act, the audit log has
-        the error, and the gateway's log has no event.
+        """Await `work`, which carries out an administrative act on `target`, log it as `admin.ACT`
+        with the caller's key, and return its result. Both happen even if the request is cancelled
+        meanwhile, for instance because it revokes its own key. If `work` raises an error, the error
+        is written to the audit log, and nothing to the gateway's log.
 
         `tenant`: the tenant that the act is about. `known`: the values that the act sets.
         """
@@ -140,8 +140,9 @@ class Administration:
     async def create_key(
         self, tenant: str | None, scopes: Iterable[str] = (), label: str = ""
     ) -> CreatedKey:
-        """Create a key of a tenant, or an operator's key for None. Raises `BadRequest` for an
-        invalid name, scope or label.
+        """Create a key of a tenant, or if `tenant` is None, an operator's key. Without `scopes`, a
+        tenant's key gets the scope `ask`, and an operator's key all scopes. Raises `BadRequest` for
+        an invalid name, scope or label.
         """
         if tenant is not None:
             _check_name(tenant)
@@ -169,10 +170,9 @@ class Administration:
         return CreatedKey(text, key, first)
 
     async def rotate_key(self, key_id: str, grace_s: float) -> CreatedKey:
-        """Replace a key by a new one, which has the same tenant, scopes, label, limits and expiry.
-        The old key stays valid for `grace_s` seconds, but never for longer than before. Raises
-        `KeyNotFound` for an unknown key, and `BadRequest` for a key that has ended or a grace out
-        of range.
+        """Replace a key by a new one with the same tenant, scopes, label, limits and expiry. The
+        old key stays valid for `grace_s` seconds, unless it expires earlier. Raises `KeyNotFound`
+        for an unknown key, and `BadRequest` if the key has ended or `grace_s` is out of range.
         """
         if not 0 <= grace_s <= _LONGEST_GRACE_S:
             raise BadRequest(f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} seconds.")
@@ -210,8 +210,8 @@ class Administration:
         return await self._change("update_key", await self._known(key_id), limits, None, **limits)
 
     async def revoke_key(self, key_id: str) -> tuple[Key, bool]:
-        """Revoke a key, unless it has ended. Return it, and whether no valid key is left. Raises
-        `KeyNotFound` for an unknown key.
+        """Revoke a key, unless it has ended already. Return the key, and True if no valid key is
+        left. Raises `KeyNotFound` for an unknown key.
         """
         known = await self._known(key_id)
         revoked = await self._act(
@@ -249,12 +249,12 @@ class Administration:
     async def update_tenant(
         self, name: str, changes: Mapping[str, Any], *, create: bool = True
     ) -> tuple[Tenant, Sequence[str]]:
-        """Change settings of a tenant, or create it, and return it. If it has a
-        limit in dollars after a change of one, also return the models without a known price.
+        """Change settings of a tenant, or create the tenant. Return the tenant, and if a limit in
+        dollars was set, the models without a known price, which such a limit refuses.
 
-        `changes`: values by the name of the setting; no indexes means the default one. `create`:
-        False to raise `TenantNotFound` for a tenant that does not exist. Raises `BadRequest`
-        for an invalid value.
+        `changes`: new values by the name of the setting; empty `indexes` mean the default index.
+        `create`: False to raise `TenantNotFound` for a tenant that does not exist. Raises
+        `BadRequest` for an invalid value.
         """
         _check_name(name)
         self._check_settings(changes)
@@ -283,11 +283,13 @@ class Administration:
                 raise BadRequest(f"{name}: must be from 0 to {MAX_LIMIT}, got {limit}.")
         if unknown := sorted({*changes.get("indexes", ())} - {*self._indexes}):
             known = ", ".join(self._indexes)
-            raise BadRequest(f"index {unknown[0][:80]!r}: the config's indexes are {known}.")
+            raise BadRequest(
+                f"index {unknown[0][:80]!r}: is not in the config; use one of {known}."
+            )
 
     async def _known(self, key_id: str) -> Key:
-        """Return a key by its identifier. A whole key is accepted too, but its secret is kept out
-        of messages.
+        """Return a key by its identifier. The text of a key is accepted too, but error messages
+        never contain its secret.
         """
         key_id = key_id.removeprefix("rg_").partition("_")[0]
         keys = await self._accounts.keys()
@@ -305,8 +307,8 @@ class Administration:
         successor: Key | None = None,
         **known: object,
     ) -> Key:
-        """Do an act that changes a key, see `Accounts.change_key`. Raises `BadRequest` for a key
-        that has ended.
+        """Change a key as the act `act` (see `Auditor.act` and `Accounts.change_key`). Raises
+        `BadRequest` for a key that has ended.
         """
 
         async def change() -> Key:
@@ -321,8 +323,9 @@ class Administration:
 
 
 def limit_from_text(text: str, *, in_dollars: bool) -> int | None:
-    """Return the limit that a text names: a whole number, or dollars as billionths of a dollar.
-    None for "none". Raises `BadRequest`.
+    """Parse a limit that a user has typed. `in_dollars`: True for dollars, which are returned in
+    billionths of a dollar; False for a whole number. Return None for "none", that is, no limit.
+    Raises `BadRequest`.
     """
     if text == "none":
         return None
@@ -338,7 +341,7 @@ def limit_from_text(text: str, *, in_dollars: bool) -> int | None:
 
 
 def dollars(nano: int) -> str:
-    """Return billionths of a dollar as exact dollars, with at least two decimals."""
+    """Format billionths of a dollar as dollars, without rounding, with at least two decimals."""
     whole, _, rest = f"{Decimal(nano) / NANO:.9f}".partition(".")
     return f"{int(whole):,}.{rest.rstrip('0'):0<2}"
 

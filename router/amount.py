@@ -11,9 +11,7 @@ class Amount(Frozen, gc=False):
     tokens: int = 0
     """Prompt and completion tokens together."""
     nano_usd: int | None = 0
-    """Billionths of a dollar; None if the cost is unknown. An unknown cost is not a cost of
-    zero.
-    """
+    """Billionths of a dollar; None if the cost is unknown, which does not mean zero."""
 
     def __add__(self, other: "Amount") -> "Amount":
         unknown = self.nano_usd is None or other.nano_usd is None
@@ -29,8 +27,8 @@ class Remaining(Frozen):
     of: Literal["tokens", "nano_usd"]
     """The unit of `count`."""
     count: int
-    """The number of tokens, or of billionths of a dollar, that are left; negative if the limit was
-    lowered below what is already spent.
+    """The number of tokens, or of billionths of a dollar, that are left. It is negative if more is
+    already spent, because the limit was lowered.
     """
 
     def holds(self, amount: Amount) -> bool:

@@ -25,7 +25,7 @@ def loop_time() -> float:
 
 @asynccontextmanager
 async def at_most(seconds: float) -> AsyncIterator[None]:
-    """Leave the block after so many seconds, without an error."""
+    """Leave the body of the `async with` statement after `seconds` seconds, without an error."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             yield
@@ -72,9 +72,11 @@ async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
 def errors_logged(
     log: structlog.typing.FilteringBoundLogger, event: str, **known: str
 ) -> Iterator[None]:
-    """Log an exception of the block as `event` with the fields `known`, and suppress it.
+    """Suppress exceptions in the body of the `with` statement, and log them as `event` with the
+    fields `known`.
 
-    A `RolegateError` is logged as a warning without traceback, any other exception with it.
+    A `RolegateError` is logged as a warning without traceback, any other exception as an error with
+    traceback.
     """
     try:
         yield
@@ -85,7 +87,8 @@ def errors_logged(
 
 
 def free_slowly(parts: Iterable[object], after_s: float) -> None:
-    """Free a large object, given as its parts, without blocking the event loop for long.
+    """Free the memory of a large object, given as its parts, without blocking the event loop for
+    long.
 
     The parts are kept for `after_s` seconds, in which all other users should drop their references
     to them. Then a few parts are released in each step of the event loop. Releasing a table with
@@ -104,8 +107,8 @@ class Worker:
     """A single thread for computations that would block the event loop; further work is queued.
 
     A thread that computes holds Python's global lock for up to 5 ms at a time, in which the event
-    loop stands still. So there are only a few such threads, `in_worker` and `in_viewer` among them,
-    however much work is queued.
+    loop stands still. So the project has only a few workers, such as `in_worker` and `in_viewer`,
+    and no thread for each piece of work.
     """
 
     def __init__(self, name: str) -> None:

@@ -29,7 +29,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── SlowReader                 the client does not read its stream
 ├── AccessDenied               the key does not allow this
 │   └── NoKey                  the key is missing, unknown or revoked
-├── StoreFailed                the run could not be stored, so it is not acknowledged
+├── StoreFailed                the store failed; a run that is not stored is not acknowledged
 └── UpstreamError              a model, retrieval or tool endpoint failed
     ├── UpstreamUnavailable    unreachable, overloaded or broken for now; may be retried
     ├── UpstreamRefused        the request was refused: wrong model name, wrong key
@@ -59,8 +59,9 @@ Error = TypeVar("Error", bound=Exception)
 
 @dataclass_transform(eq_default=False, kw_only_default=True, field_specifiers=(field,))
 def _with_fields(kind: type[Error]) -> type[Error]:
-    """Let an error take its fields as keyword arguments, after its message. `str()` of the error is
-    the message, because Python keeps the positional arguments of exceptions.
+    """Class decorator for errors with fields. The constructor takes the message, and then the
+    fields as keyword arguments. `str()` of the error is only the message, because Python uses the
+    positional arguments of exceptions for it.
     """
     return dataclass(eq=False, repr=False, kw_only=True)(kind)
 
@@ -72,7 +73,9 @@ class RolegateError(Exception):
     message: str = field(kw_only=False)
 
     def __reduce__(self) -> Any:
-        """Let errors be pickled. By default, Python would call the constructor without keywords."""
+        """Make errors picklable. By default, unpickling would call the constructor without the
+        keyword arguments.
+        """
         return type(self).__new__, (type(self), *self.args), vars(self)
 
 
@@ -86,7 +89,7 @@ class BadConfig(RolegateError):
 
 @_with_fields
 class StoreInUse(BadConfig):
-    """Another process is using the store; only one process at a time may write its log."""
+    """Another process is using the store, and only one process at a time may write its log."""
 
     address: str
     """Address of the other process's gRPC server; empty if that process serves none, or has not
@@ -175,13 +178,13 @@ class BudgetExhausted(RolegateError):
     """The rest of the request's budget is too small for the next model call."""
 
     contended: bool = False
-    """True if the amount would fit but for reservations of calls that are under way. Then waiting
-    until these calls end may help.
+    """True if the amount would fit without the reservations for calls that are under way. Then it
+    may help to wait until these calls have ended.
     """
     left: Remaining | None = None
-    """The amount to which a call may be shortened: what the limit has left. For a limit per minute,
-    it is the whole limit, or None for a call that fits into another minute. Also None if a smaller
-    amount would be refused too.
+    """The rest of the limit, to which a call may be shortened; None if a shorter call would be
+    refused too. For a limit per minute, it is the whole limit, or None if the call fits into that
+    and can wait for the next minute.
     """
 
 
@@ -231,7 +234,7 @@ class NoKey(AccessDenied):
 
 
 class StoreFailed(RolegateError):
-    """The gateway could not store the run, so it does not return the result."""
+    """The gateway's store failed. If a run could not be stored, its result is not returned."""
 
 
 @_with_fields
@@ -258,8 +261,8 @@ class UpstreamUnavailable(UpstreamError):
     retry_after_s: float | None = None
     """Seconds in the endpoint's Retry-After header; None if it sent none."""
     unspent: bool = False
-    """True if the endpoint certainly did no work for the call, because it was not reached or
-    refused the call immediately.
+    """True if it is certain that the endpoint did no work for the call, because it was not reached
+    or refused the call immediately.
     """
     repeatable: bool = True
     """True if the call may be retried at the same endpoint; False if only at another one."""
@@ -269,7 +272,9 @@ class UpstreamUnavailable(UpstreamError):
 
 @_with_fields
 class UpstreamRefused(UpstreamError):
-    """An endpoint refused the gateway's request, such as for a wrong model name or key."""
+    """An endpoint refused the gateway's request, for example because of a wrong model name or
+    key.
+    """
 
     lasting: bool = False
     """True if the endpoint would refuse every call, not just this prompt."""

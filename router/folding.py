@@ -5,9 +5,9 @@ the first word and after the last. A text contains a phrase exactly if its folde
 folded form of the phrase: " ann " is not in " annapolis ". In scripts without spaces between words,
 and in Korean, whose particles are attached to words, each character counts as a word.
 
-The time is linear in the length of the text, and the length of the folded form is bounded. Both
-hold although Unicode's normal form NFKC expands some characters to 18, and takes quadratic time to
-sort long runs of combining marks: such runs are shortened first.
+The time is linear in the length of the text, and the length of the folded form is bounded. For
+that, long runs of combining marks are shortened first, because Unicode's normal form NFKC takes
+quadratic time to sort them. NFKC also expands some characters to 18, so its output is cut.
 """
 
 import unicodedata
@@ -20,8 +20,8 @@ _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
 """Soft hyphens, zero-width characters, direction marks and variation selectors."""
 _MARKS = regex.compile(r"(\p{M}{8})\p{M}+")
 _RAISED = regex.compile(r"(?<=\d)(?=[²³¹⁰⁴-⁹¼-¾⅐-⅞①-⓿])")
-"""Position between a digit and a character that NFKC would turn into a further digit, such as a
-footnote mark. A space is inserted there, because 1871¹ is not 18711.
+"""Position between a digit and a character that NFKC would turn into a digit, such as a footnote
+mark. A space is inserted there, so that 1871¹ does not become 18711.
 """
 _PLAIN = str.maketrans({"İ": "i", "\ufdfa": " ", "\ufdfb": " "} | dict.fromkeys("’‘‛ʼʻʹ′´", "'"))
 _FOREIGN_DIGIT = regex.compile(r"(?![0-9])\p{Nd}")
@@ -64,8 +64,8 @@ def legible(text: str) -> str:
 
 
 def sought(value: str) -> str:
-    """Return the folded form of a value, to be looked for in folded texts. A leading "a" is
-    removed. Empty if the value has no words.
+    """Return the folded form of a value that is searched for in folded texts. A leading article "a"
+    is removed. Return an empty string if the value has no words.
     """
     folded = _LEADING.sub("", fold(value))
     return folded if folded.strip() else ""
@@ -84,8 +84,8 @@ def count_east_asian(text: str) -> int:
 
 
 def terms(folded: str) -> list[str]:
-    """Return the search terms of a folded text: its words. A run of characters that count as words
-    gives all pairs of neighbouring characters instead.
+    """Return the search terms of a folded text: its words. For a run of characters that count as
+    words, the terms are all pairs of neighbouring characters.
     """
     words = folded.split()
     if folded.isascii():

@@ -7,4 +7,6 @@ import msgspec
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Frozen(msgspec.Struct, frozen=True):
-    """A value: a msgspec struct whose fields cannot be set, and neither can those of a subclass."""
+    """Base of immutable values: a msgspec struct. Its fields cannot be set, nor those of
+    subclasses.
+    """

@@ -1,4 +1,6 @@
-"""Documents that tenants upload: their values, and the Protocol of the store that indexes them."""
+"""Documents that tenants upload: values that describe them, and the Protocol of the store that
+indexes them.
+"""
 
 from collections.abc import AsyncIterator, Sequence
 from typing import Literal, Protocol
@@ -26,7 +28,7 @@ class UploadedDocument(Frozen):
 
 
 class Build(Frozen):
-    """State of the index of a tenant, and its last build that did not fail."""
+    """State of the index of a tenant's documents, with figures of the last successful build."""
 
     state: BuildState
     documents: Sequence[UploadedDocument]

@@ -63,8 +63,8 @@ class Tables(Protocol):
 
 
 def is_widesearch(question: str) -> bool:
-    """Return whether a question ends like those of the benchmark WideSearch, which all request a
-    table.
+    """Return whether a question ends like the questions of the benchmark WideSearch, which all
+    request a table.
     """
     return _WIDESEARCH.search(question) is not None
 
@@ -93,8 +93,9 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
 
 
 def keys_of(names: Sequence[str]) -> set[str]:
-    """Return the names of key columns where none is marked: the first column that may identify a
-    row alone, according to `_SHARED`, and all columns before it.
+    """Choose the key columns of a table for which the request marks none, and return their names.
+    They are the first column that may identify a row alone, according to `_SHARED`, and all columns
+    before it.
     """
     last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
     return set(names[: last + 1])
@@ -103,7 +104,7 @@ def keys_of(names: Sequence[str]) -> set[str]:
 def _columns_named_in(question: str) -> tuple[Column, ...]:
     """Return the columns that a question names. Raises `BadRequest` if it names none.
 
-    Columns whose names end with `*` are keys. If no name does, `keys_of` says which are.
+    Columns whose names end with `*` are keys. If no name ends with `*`, `keys_of` chooses the keys.
     """
     for place in islice(_NAMED.finditer(question), _MAX_PLACES):
         names = _names(question[place.end() : place.end() + _MAX_LIST_CHARS])

@@ -27,8 +27,8 @@ _TEXTS = frozenset(
         "instructions",
     }
 )
-"""String fields whose lengths are limited elsewhere. All other strings are names or cell values, of
-at most `_LONGEST_NAME` characters.
+"""String fields whose lengths are limited elsewhere. All other strings are names or cell values,
+and may have at most `_LONGEST_NAME` characters.
 """
 
 

@@ -20,7 +20,7 @@ from router.access import Access
 from router.errors import BadConfig
 from router.frozen import Frozen
 
-_PEM = Annotated[str, Meta(extra={"mark": "path"})]  # marked as the config marks paths
+_PEM = Annotated[str, Meta(extra={"mark": "path"})]  # the mark that the config's paths have
 
 
 class TLS(Frozen, forbid_unknown_fields=True):
@@ -87,7 +87,7 @@ def host_of(text: str) -> str:
 
 
 def is_named(header: str, names: Collection[str]) -> bool:
-    """Return whether a `Host` header is one of `names`, an IP address or `localhost`.
+    """Return whether the host in a `Host` header is one of `names`, an IP address or `localhost`.
 
     IP addresses and `localhost` need not be listed, because an attacker cannot use them for DNS
     rebinding.

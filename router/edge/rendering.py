@@ -68,17 +68,17 @@ class CitedAnswer(Frozen):
     unsupported: bool = False
     """True if the answer has names or numbers that no cited evidence contains."""
     question: str = ""
-    """The question as it was searched, where it was written from a conversation."""
+    """The question that was searched, if it was rewritten from a conversation; else empty."""
     sentences: tuple[AnswerSentence, ...] = ()
     """The sentences of the answer; see `router.runs.support.answer_sentences`."""
 
     @property
     def text(self) -> str:
-        """The result in Markdown: the answer, its numbered sources or a sentence why there are
-        none, and the sub-queries without a report.
+        """The result in Markdown: the answer, its numbered sources or a sentence that says why
+        there are none, and the sub-queries without a report.
 
-        Images, links and HTML in the answer are escaped, and all markup in the other texts. The
-        sentences of a paragraph have marks.
+        In the answer, images, links and HTML are escaped; in the other texts, all markup. The
+        sentences of the answer have marks; see the function `marked`.
         """
         doubt = UNSUPPORTED if self.unsupported else ""
         return "\n\n".join(
@@ -140,8 +140,8 @@ class _CitedTable(CitedAnswer, frozen=True):
 
 
 class AnswerText:
-    """The Markdown of an answer while it is written, for a client that cannot replace text that it
-    has received.
+    """Markdown of an answer that is still being written, for a client that cannot replace text that
+    it has received.
     """
 
     def __init__(self) -> None:
@@ -150,8 +150,9 @@ class AnswerText:
         self._sent = ""
 
     def take(self, delta: AnswerDelta) -> str:
-        """Return the Markdown to send after a further part of the answer. It ends where no markup
-        can continue, so that it is the same as in the Markdown of the whole answer.
+        """Add a part of the answer, and return the Markdown that can be sent now. It ends where no
+        markup can continue, so everything sent so far is the beginning of the Markdown of the whole
+        answer.
         """
         self._answer = self._answer[: delta.kept_chars] + delta.text
         end = len(self._answer) - 1
@@ -166,7 +167,8 @@ class AnswerText:
 
     def rest(self, text: str) -> str:
         """Return the part of `text`, the whole Markdown, that was not sent yet. Raises
-        `UpstreamUnavailable` if a retry wrote another answer than the part that was sent.
+        `UpstreamUnavailable` if the text that was sent is not its beginning, because a retry wrote
+        a different answer.
         """
         if not text.startswith(self._sent):
             raise UpstreamUnavailable(

@@ -66,8 +66,8 @@ class RunTable(Frozen, dict=True):
 
 
 class _Fold:
-    """The table of one run. While the run is under way, each look at the table applies only the
-    events that are new since the last look.
+    """Cached table of one run. While the run is under way, each call of `of` only applies the
+    events that are new since the last call.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Fold:
             state.take(event)
         last = max((*state.asks.values(), *state.executions), default=-1)
 
-        # A sub-query without a recorded ask, as in resumed runs, gets an empty ask.
+        # A sub-query without a recorded ask, which resumed runs may have, gets an empty ask.
         asks = [Ask("fill", ())] * (1 + last)
         for ask, number in state.asks.items():
             asks[number] = ask
@@ -131,7 +131,8 @@ def is_contradicted(cell: Cell, column: Column) -> bool:
 
 
 def is_of(claim: Claim, value: str, column: Column) -> bool:
-    """Return whether a claim, that is a value in a report, agrees with `value` of a cell.
+    """Return whether a claim (a value that a report states) agrees with the value `value` of a
+    cell.
 
     In a key column, every claim agrees, because it is another name of the same row. Dates agree if
     one is the other in a lower precision, such as a year and a day in that year.

@@ -1,5 +1,5 @@
-"""Tasks that do the work of streamed requests, and of detached requests that outlive their
-connection.
+"""Tasks for the work of streamed requests, and of detached requests, which continue after their
+connection is closed.
 """
 
 import asyncio
@@ -14,7 +14,9 @@ from router.trace.values import OnEvent, RunStarted
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Work = Callable[[OnEvent], Coroutine[Any, Any, Run]]
-"""The work of a request. It is called with the function that takes the events of the run."""
+"""The work of a request: an async function whose argument is a callback for the events of the
+run.
+"""
 
 
 class Running(Generic[Item, Result]):
@@ -68,7 +70,9 @@ class Running(Generic[Item, Result]):
 
 
 class Detached:
-    """Starts runs that continue after the requests that started them, and holds their tasks."""
+    """Starts runs that continue after the requests that started them, and keeps references to their
+    tasks.
+    """
 
     def __init__(self, access: Access) -> None:
         """A run is cancelled when `access` learns that the key of its request is revoked."""

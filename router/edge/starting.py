@@ -1,4 +1,4 @@
-"""The answers of a gateway that is starting: it is alive, and not ready yet."""
+"""Servers that answer while a gateway is starting: it is alive, but not ready yet."""
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -27,8 +27,9 @@ _STARTING = failure_of(Starting("The gateway is starting; try again in a few sec
 async def answering_while_starting(
     address: str, http: str | None, tls: TLS | None, hosts: Iterable[str]
 ) -> AsyncIterator[None]:
-    """Answer on the gateway's addresses until the context is left, which frees them for the servers
-    of the gateway. A port 0 is left out, as nobody knows the port yet.
+    """Answer on the gateway's addresses until the context is left. Then the addresses are free for
+    the gateway's own servers. An address with port 0 is left out, because no client can know the
+    port yet.
 
     The health service says NOT_SERVING, and `GET /healthz` is answered. All other requests are
     refused as UNAVAILABLE, or with HTTP status 503. `hosts`: see `HTTPServer`.

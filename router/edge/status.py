@@ -30,7 +30,9 @@ from router.trace.values import (
 
 _log = structlog.get_logger("edge")
 DEFAULT_RETRY_S = 5.0
-"""Seconds after which clients may retry if a model or the retrieval failed and stated no delay."""
+"""Seconds after which clients may retry if a model or the retrieval failed, and its endpoint stated
+no delay.
+"""
 Value = TypeVar("Value")
 
 _CODES: dict[int, tuple[type[RolegateError], ...]] = {
@@ -80,7 +82,7 @@ _CODES: dict[int, tuple[type[RolegateError], ...]] = {
     ),
 }
 _REASONS: dict[type[RolegateError], str] = {errors.NotFound: "RUN_NOT_FOUND"}
-"""Reasons that do not follow from the name of the error class."""
+"""Reasons that are not derived from the name of the error class."""
 
 
 def _words(name: str) -> str:
@@ -206,8 +208,8 @@ def logged_failure(error: BaseException) -> Failure:
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """Return the first exception of an exception group; other exceptions are returned as they
-    are.
+    """Return the first exception of an exception group, or of a group in it. Other exceptions are
+    returned unchanged.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -236,7 +238,9 @@ def _row_of(error: str) -> tuple[int, str]:
 
 
 def error_as_seen_by(error: str, identity: Identity) -> str:
-    """Return a stored run's error as `identity` may see it: for tenants, the words of its class."""
+    """Return a stored run's error as `identity` may see it: tenants get the name of its class in
+    words, without the message.
+    """
     if identity.tenant is None or not error:
         return error
     name = error.partition(":")[0]
@@ -244,8 +248,8 @@ def error_as_seen_by(error: str, identity: Identity) -> str:
 
 
 def as_seen_by(run: Run, identity: Identity) -> Run:
-    """Return a run as `identity` may see it. For tenants, addresses of engines and the error
-    messages of models and tools are removed; operators get the run unchanged.
+    """Return a run as `identity` may see it. Operators get it unchanged. For tenants, addresses of
+    engines and the error messages of models and tools are removed.
     """
     if identity.tenant is None:
         return run

@@ -1,5 +1,5 @@
-"""The ledger, which has one row for each attempt of each model call; budgets, sums of usage, and
-reconciliation with the engines' own counters.
+"""The ledger, which has one row for each attempt of each model call. Also budgets, sums of usage,
+and reconciliation with the engines' own counters.
 """
 
 from router.ledger.budget import Budget

@@ -44,7 +44,7 @@ class RunStart(Frozen):
     no_cache: bool = False
     conditions: dict[str, str] = {}
     """Everything on which the turns of the run depend, by name: models and prompts, the index, the
-    release. A run is only resumed under equal conditions.
+    release. An interrupted run can only be resumed if they are unchanged.
     """
     resumes: str = ""
     """Identifier of the interrupted run that this run resumes; empty for none."""
@@ -98,8 +98,8 @@ class EarlierRun(Frozen):
 
 
 class Journal(Protocol):
-    """Protocol of a journal. Records are written in the order in which its methods are called. An
-    `async` method has written its record when it returns.
+    """Protocol of a journal. Records are written in the order in which the methods are called. When
+    an `async` method returns, its record is written.
     """
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
@@ -145,8 +145,8 @@ class Journal(Protocol):
         """Record a completed turn of an agent. `messages`: the whole prompt. `output`: the turn."""
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
-        """Record a search, a delegator's decision about executors that were dispatched early, or
-        the number of the sub-query for an ask, that is a piece of work on a table.
+        """Record a search, or the delegator's decision on the executors that were dispatched before
+        its turn ended, or the sub-query number of an ask (a piece of work on a table).
         """
 
     def forget(self, run_id: str) -> None:
@@ -158,7 +158,7 @@ class Journal(Protocol):
         """Record the end of a run, with its trace and calls.
 
         Raises `StoreFailed`; then the caller must not deliver the answer. The run is then stored as
-        failed. If its record was written and only the confirmation failed, it is stored as `run`.
+        failed, except if only the confirmation of the write failed: then it may be stored as `run`.
         """
 
 

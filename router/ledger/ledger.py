@@ -38,8 +38,8 @@ _log = structlog.get_logger("ledger")
 _FIRST_WAIT_S = 10.0
 _LATER_WAIT_S = 1.0
 """Max seconds for which a call waits until reservations of other calls are released. The first call
-of a run may wait long. Later calls wait only shortly, because the run then holds reservations for
-which other runs may be waiting.
+of a run may wait longer. Later calls only wait briefly, because other runs may be waiting for
+reservations that this run holds.
 """
 _FIRST_PAUSE_S = 0.02
 _LONGEST_PAUSE_S = 0.5
@@ -89,7 +89,7 @@ class Attempt:
         self.usage: Usage | None = None
         """Usage as the endpoint reported it; None if it has not."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
-        """Function of the attempt's output that returns the usage, counted by the model's
+        """Function that takes the output so far, and returns the usage, counted by the model's
         tokenizer. None if the endpoint has no tokenizer.
         """
         self.spoke: Callable[[], None] = lambda: None
@@ -195,7 +195,7 @@ class Ledger:
 
     def within(self, sub_query_index: int, manager: str) -> "Ledger":
         """Return a ledger for a manager that works on a sub-query. It books into the same rows, but
-        takes the numbers of sub-queries as those of the manager's workers. Its methods
+        the sub-query numbers that it gets are those of the manager's own workers. Its methods
         `reserve_for_answer` and `decide` do nothing, because only the delegator's layer may reserve
         and decide.
         """
@@ -245,9 +245,9 @@ class Ledger:
         ends.
 
         `number`: number of the attempt within its call. `worst`: the max amount that the attempt
-        can cost. `waits`: if the budget is too small only because of calls in flight, wait a little
-        until they end. Raises `BudgetExhausted` or `StoreFailed` before the body runs; then there
-        is no row.
+        can cost. `waits`: if the budget is too small only because of calls in flight, wait up to
+        some seconds until they end. Raises `BudgetExhausted` or `StoreFailed` before the body runs;
+        then there is no row.
         """
         opened = await self._granted(
             lambda: self._open(caller, purpose, number, worst), waits=waits
@@ -347,7 +347,7 @@ class Ledger:
 
     def decide(self, below: int) -> None:
         """Book the deferred calls: as completed if the number of their sub-query is less than
-        `below`, and as wasted otherwise.
+        `below`, otherwise as wasted.
         """
         if self._run:
             return
@@ -359,7 +359,8 @@ class Ledger:
 
     def worked_on(self, sub_query_index: int) -> set[str]:
         """Return the executor versions that have completed calls for a sub-query, including calls
-        whose booking is deferred. A model that is not a version is in it as an empty string.
+        whose booking is deferred. A model that is not a registered version counts as an empty
+        string.
         """
         booked = [call for call in self._calls_for(sub_query_index) if call.outcome == "completed"]
         early = [
@@ -440,9 +441,9 @@ class Ledger:
     async def _granted(
         self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True
     ) -> Granted:
-        """Return the result of `ask`, a function that makes a reservation. `waits`: if it is only
-        refused because of reservations for calls in flight, repeat it for some seconds. Raises the
-        errors of `ask`.
+        """Return the result of `ask`, a function that makes a reservation. `waits`: if the
+        reservation is only refused because of reservations for calls in flight, retry it for some
+        seconds. Raises the errors of `ask`.
         """
         until = time.monotonic()
         if waits:

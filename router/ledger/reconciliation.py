@@ -57,7 +57,7 @@ class EngineCounts(Protocol):
 
 
 class LedgerSums(Protocol):
-    """Protocol of a ledger that can be summed by deployment."""
+    """Protocol of a store that sums the calls of a deployment in the ledger."""
 
     async def since(self, deployment: str, start: float) -> LedgerSum:
         """Sum the calls of `deployment` that started at the Unix time `start` or later. Raises
@@ -103,7 +103,9 @@ class Reconciler(Frozen):
     """Compares the ledger and the engines for every deployment that a role uses."""
 
     deployments: Mapping[str, str | None]
-    """Base URLs by the deployments' names in the ledger; None for a provider that LiteLLM calls."""
+    """Base URL of each deployment, by its name in the ledger; None for a provider that is called
+    through LiteLLM.
+    """
     engines: EngineCounts
     ledger: LedgerSums
 

@@ -24,7 +24,8 @@ class UsageQuery(Frozen):
     """Dimensions by which the calls are grouped. There is one sum for each combination of values.
     """
     bucket: Bucket | None = None
-    """Also group by the hour, day or month (UTC) in which calls started; None not to."""
+    """Also group by the hour, day or month (UTC) in which calls started; None not to group by time.
+    """
 
 
 class UsageRow(UsageSums, frozen=True, kw_only=True):

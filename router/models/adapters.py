@@ -128,13 +128,13 @@ def _reason(body: bytes, folder: Path) -> str:
         failure = reply.failure if isinstance(reply.error, dict) else None
     if failure is None:  # the engine has no route for loading adapters
         return (
-            "it cannot load adapters at run time; set engines.….adapter_rank, or start it with "
+            "it cannot load adapters at run time; set engines.NAME.adapter_rank, or start it with "
             "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."
         )
     if rank := _RANK.search(failure.message):
         return (
             f"the adapter's rank is {rank[1]}, but the engine allows at most {rank[2]}; raise "
-            "engines.….adapter_rank."
+            "engines.NAME.adapter_rank."
         )
     if "No adapter found" in failure.message:
         return (

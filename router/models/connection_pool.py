@@ -1,5 +1,5 @@
-"""HTTP/1.1 client for model endpoints. Received bytes are passed to a reader directly from the
-event loop, and the calling task is resumed only once, when the reply has ended.
+"""HTTP/1.1 client for model endpoints. The event loop passes received bytes directly to a reader,
+without switching to the calling task. The task is resumed only once, when the reply has ended.
 """
 
 import asyncio
@@ -20,18 +20,20 @@ from yarl import URL
 from router.background import loop_time
 
 IDLE_S = 4.0
-"""Seconds after which an idle connection is closed. It is less than the 5 seconds after which
-vLLM's server closes the connection, because a call that is sent at that moment would be lost.
+"""Seconds after which an idle connection is closed. vLLM's server closes it after 5 seconds, and a
+call that is sent at that moment would be lost.
 """
 _CONNECT_S = 5.0
 _NEXT_ADDRESS_S = 0.25
 """Seconds after which the host's next address is tried in parallel (Happy Eyeballs)."""
 _MAX_HEAD = 64 << 10
-"""Max bytes of headers: bytes that may arrive without any byte of the body."""
+"""Max bytes of headers, or generally bytes that may arrive without any byte of the body."""
 _STEP = 16 << 10
 """Max bytes of a reply that are parsed in one iteration of the event loop."""
 _MAX_HELD = 32
-"""Max number of pieces that are collected for a patient reader before they are passed on."""
+"""Max number of pieces that are collected for a patient reader (see `ReplyReader.patient`) before
+they are passed on.
+"""
 _MUCH = 2 << 10
 """Size in bytes from which a piece is never held back."""
 _END = b"\r\n\r\n"
@@ -231,8 +233,8 @@ class _Connection(asyncio.Protocol):
         self.since = 0.0
         """Time at which the last call ended, by the event loop's clock."""
         self.kept: dict[_Connection, None] = {}
-        """The pool's idle connections to the same host, which this connection is part of while it
-        is idle.
+        """The pool's idle connections to the same host. They include this connection while it is
+        idle.
         """
         self._reader: ReplyReader | None = None
         """Receiver of the current reply; None if no call is waiting for a reply."""

@@ -27,7 +27,7 @@ from router.models.session import BodyTooLong
 
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 _SHORTEST_NESTED = 16
-"""Min characters of a string in the settings that counts as a secret. Shorter strings are ordinary
+"""Min characters of a string in the settings that counts as a secret. Shorter strings are normally
 values such as `low`.
 """
 
@@ -88,7 +88,7 @@ def _strings(value: object) -> Iterator[str]:
 
 
 MAX_WORDS_CHARS = 300
-"""Max characters of a server's message that an error of ours repeats."""
+"""Max characters of a server's message that are quoted in our error."""
 _MAX_READ = 4096
 """Max characters of a server's message that are searched for known phrases."""
 
@@ -108,7 +108,7 @@ _REFUSED = {
     422: "the endpoint does not accept one of the parameters, or the prompt is too long",
 }
 _LASTING = frozenset({401, 402, 403, 404})
-"""Statuses whose cause is not the prompt, so that every other prompt would get them too."""
+"""Statuses whose cause is not the prompt, so that any other prompt would fail, too."""
 
 _TOO_LONG = re.compile(
     "context_length_exceeded|ContextWindowExceededError|exceed_context_size_error"
@@ -138,8 +138,8 @@ _PARAMETER = re.compile(
     rf"\b({_OMITTED})\b"
     rf"|(?:parameter|argument|field)s?(?: supplied)?[: ]{{1,2}}['\"`]?(?!{_OMITTED})(\w+_\w+)"
 )
-"""Finds the name of a refused parameter in an endpoint's message. Group 1 is a parameter that the
-setting `omit` can leave out; group 2 is any other parameter.
+"""Finds the name of a refused parameter in an endpoint's message. Group 1 is a parameter that a
+role's setting `omit` can leave out; group 2 is any other parameter.
 """
 _NAMED = re.compile(
     "(?P<_429>rate.?limit|too.?many|throttl|exhausted|quota)|(?P<_503>overload|"
@@ -153,7 +153,7 @@ _NAMED = re.compile(
 )
 """Maps the name of a failure to an HTTP status: the name of the matching group is the status."""
 _LONGEST_NAME = 200
-"""Max characters that are read of a failure's code, and of its type."""
+"""Max characters of a failure's code that are read, and of its type."""
 _DELAY = re.compile(
     r"(?:retryDelay\W{1,9}|(?:retry|try again) (?:in|after) )"
     r"([0-9]+(?:\.[0-9]+)?) ?s(?:ec(?:ond)?s?)?\b",
@@ -244,7 +244,8 @@ class Upstream:
         text: str,
         kind: str | None,
     ) -> UpstreamError:
-        """Return the error for a failure that is reported in the body of a reply with status 200.
+        """Return the error for a failure that the server reports in the body of a reply with status
+        200.
 
         `code` and `kind` are the failure's code and type, which are mapped to an HTTP status. If
         both are unknown, the failure counts as an internal error of the server (status 500).
@@ -259,8 +260,9 @@ class Upstream:
         return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """Return the error for a redirect to `target` that is not followed. Only one redirect is
-        followed, to the same origin, so that the prompt and the key are sent nowhere else.
+        """Return the error for a redirect to `target` that is not followed. Only one redirect per
+        call is followed, and only to the same origin, so that no other server gets the prompt and
+        the key.
         """
         return self._refused(
             f"HTTP {status}: the endpoint redirects to {target}; set base_url to that address"

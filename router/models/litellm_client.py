@@ -97,7 +97,7 @@ class LiteLLMModel:
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """Return LiteLLM's estimate of the tokens for a model of OpenAI. Return None for other
-        models, as LiteLLM does not have their tokenizers.
+        models, because LiteLLM does not have their tokenizers.
         """
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(
@@ -183,11 +183,12 @@ def load_litellm() -> Any:
 
 
 def _cause(error: BaseException, before: BaseException | None) -> aiohttp.ClientError | int | None:
-    """Follow the chain of causes of LiteLLM's `error` to the true one: the HTTP status that the
-    server sent, or the failure of the connection. Return None if the chain has neither.
+    """Follow the chain of causes of LiteLLM's `error` to the original one: return the HTTP status
+    that the server sent, or the failure of the connection. Return None if the chain has neither.
 
     The status of `error` itself is not reliable, because LiteLLM may have made it up. `before`: the
-    exception that was being handled when the call began, where the search ends.
+    exception that was being handled when the call began. It is in the chain too, but is not a
+    cause, so the search ends there.
     """
     seen: list[BaseException] = []
     link: BaseException | None = error
@@ -210,8 +211,8 @@ def _count(
     prompt: Prompt,
     text: str,
 ) -> Usage | None:
-    """Estimate the tokens of `prompt` and of the output `text`. Return None if the model is not one
-    of OpenAI's, or if tiktoken does not know it.
+    """Estimate the tokens of `prompt` and of the output `text`. Return None if it is not a model of
+    OpenAI, or tiktoken does not know it.
     """
     try:
         importlib.import_module("tiktoken").encoding_name_for_model(name)
@@ -224,8 +225,8 @@ def _count(
 
 
 def _is_made_up(chunks: Any, chunk: ChatReply) -> bool:
-    """Return whether LiteLLM invented the chunk's finish reason, as it does for a stream that broke
-    off.
+    """Return whether LiteLLM invented the chunk's finish reason, as it does for a stream that was
+    cut off.
     """
     finished = chunk.choice is not None and chunk.choice.finish_reason is not None
     return finished and not (chunks.received_finish_reason or chunks.intermittent_finish_reason)

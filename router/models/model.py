@@ -1,5 +1,5 @@
-"""Interface of a language model: the protocol `Model`, the frozen values that it takes and returns
-(`Prompt`, `Completion`, `Delta`, `Usage`).
+"""Interface of a language model: the protocol `Model`, and the immutable values that it takes and
+returns (`Prompt`, `Completion`, `Delta`, `Usage`).
 """
 
 import json
@@ -54,7 +54,7 @@ class Prompt(Frozen):
     stop string that was met, even if the endpoint removes it.
     """
     request_id: str = ""
-    """Name under which the endpoint may log the call; empty for none."""
+    """Identifier of the call, under which the endpoint may log it; empty for none."""
     pattern: str | None = None
     """Regular expression that the output must match; reasoning is exempt. Endpoints without
     structured outputs ignore it.
@@ -64,15 +64,15 @@ class Prompt(Frozen):
     is always text: `<call tool="…">…</call>`.
     """
     unstopped: bool = False
-    """True if the stop strings are not sent to the endpoint, because it would stop at one within
-    the reasoning. The output is then cut at a stop string here.
+    """True if the stop strings are not sent to the endpoint, because it would also stop at a stop
+    string in the reasoning. The client then cuts the output at the stop string itself.
     """
 
     @property
     def texts(self) -> tuple[Message, ...]:
-        """Everything that the model reads, for an upper bound of the prompt's tokens: the messages,
-        and a further message with the tools as JSON, which is at least as long as the text that any
-        chat template makes of them.
+        """Everything that the model reads, to compute an upper bound of the prompt's tokens. The
+        tools are a further message, with JSON that is at least as long as the text that a chat
+        template makes of them.
         """
         if not self.tools:
             return self.messages
@@ -152,7 +152,7 @@ class Completion(Frozen, gc=False):
 
 
 class Delta(Frozen, gc=False):
-    """Piece of a streamed output. The last piece carries the usage, even if the stream was
+    """Piece of a streamed output. The last piece contains the usage, even if the stream was
     interrupted.
     """
 

@@ -112,9 +112,9 @@ class _TokensReply(Frozen):
 class OpenAIHTTP:
     """One model at `{base_url}/chat/completions`.
 
-    The caller owns and closes the pool, whose limit bounds the number of concurrent calls. Only
-    connecting has a timeout here, so a caller sets its own deadline. Cancelling a call closes its
-    connection, which makes the engine drop the request.
+    The caller owns and closes the pool, which limits the number of concurrent calls. Only
+    connecting has a timeout here, so callers must set their own deadlines. Cancelling a call closes
+    its connection, which makes the engine drop the request.
     """
 
     def __init__(
@@ -132,13 +132,12 @@ class OpenAIHTTP:
         """`base_url`: the endpoint's address, such as `http://127.0.0.1:8000/v1`.
 
         `thinking`: the chat template's option `enable_thinking`; None leaves it unset. If True,
-        patterns are not sent, because they would prevent the model from thinking.
-        `extra_body`: further fields of every request. They override all fields except model,
-        messages and stream.
-        `interval`: vLLM's `stream_interval`, the tokens per event, for streams that are not live;
-        None if the endpoint does not have this option.
-        `omit`: parameters to leave out because the endpoint refuses them. Stop strings are enforced
-        here even if `stop` is left out.
+        patterns are not sent, because they would prevent the model from thinking. `extra_body`:
+        further fields of every request. They override all fields except model, messages and stream.
+        `interval`: vLLM's `stream_interval`, the tokens per event, for calls of `stream` with
+        `live=False`; None if the endpoint does not have this option. `omit`: parameters to leave
+        out because the endpoint refuses them. Stop strings are enforced here even if `stop` is left
+        out.
         """
         base_url = base_url.rstrip("/")
         api_key = api_key and api_key.strip()
@@ -164,7 +163,7 @@ class OpenAIHTTP:
         return await self.stream(prompt, None)
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Count the tokens of the prompt (after the chat template) and of the text by vLLM's
+        """Count the tokens of the prompt (after the chat template) and of the text with vLLM's
         `POST /tokenize`. Return None if the request fails. If the endpoint has no such route, no
         later call sends the request again.
         """
@@ -231,7 +230,7 @@ class OpenAIHTTP:
 
     def _completion(self, streamed: StreamedReply, reply: "_Reply") -> Completion:
         """Return the output, and remember for later calls whether the chat template opens a
-        thought. Raises the errors of `completed`.
+        thought, that is, ends with a mark such as `<think>`. Raises the errors of `completed`.
         """
         output = completed(streamed, self._upstream)
         self._opened = streamed.opened
@@ -251,8 +250,8 @@ class OpenAIHTTP:
         redirected: bool = False,
     ) -> None:
         """Send a request to `url` and feed its reply to `reply`. A redirect with status 307 or 308
-        is followed once, to the same scheme, user, host and port. `redirected`: whether it was.
-        Raises `UpstreamError` for every other status than 200.
+        is followed once, to the same scheme, user, host and port. `redirected`: True if this is
+        that second request. Raises `UpstreamError` if the final status is not 200.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:

@@ -51,7 +51,7 @@ class UsageReply(Frozen, gc=False):
     prompt_tokens: Any = None
     completion_tokens: Any = None
     """The count, of any type. A count that is not a whole number must not be treated as missing, so
-    `usage` turns it into -1, which is impossible.
+    `usage` replaces it by the impossible count -1.
     """
     total_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None
@@ -95,10 +95,10 @@ class CallReply(Frozen, gc=False):
 
 
 _MAX_ITEMS = 256
-"""Max items that are read of a list. Normal replies have one output with a few parts and calls."""
+"""Max items of a list that are read. Normal replies have one output with a few parts and calls."""
 _MAX_ODD = 16
-"""Max items that are read of a list that contains an unreadable item, because reading such a list
-costs more.
+"""Max items that are read if a list contains an unreadable item, because reading such a list is
+slower.
 """
 _THINKING = re.compile("think|reason|thought|summary")
 """Matches the type of a content part that is reasoning."""
@@ -187,8 +187,9 @@ class _Call:
 
 
 class Calls:
-    """Joins the pieces of streamed tool calls. Pieces belong together if they have the same id,
-    else the same index, else by their order. Pieces before the first name are ignored.
+    """Joins the pieces of streamed tool calls. Pieces with the same id belong to the same call. If
+    they have no ids, the index decides, and without an index, their order. Pieces before the first
+    name are ignored.
     """
 
     def __init__(self) -> None:
@@ -265,9 +266,9 @@ def _json_values(text: str) -> list[tuple[int, Any]]:
 
 
 def _last_object(pieces: Sequence[str]) -> str:
-    """Return the JSON object of arguments that `pieces` contain. Some servers send the whole object
-    again after the last piece or after an incomplete piece, append further text, or encode the
-    object twice.
+    """Join the pieces of a call's arguments, and return their JSON object as text. Some servers
+    send the whole object again after the last piece or after an incomplete piece, append further
+    text, or encode the object twice.
     """
     text = "".join(pieces)[:_LONGEST_ARGUMENTS]
     values = _json_values(text)
@@ -517,7 +518,9 @@ def readable(kind: Any, raw: Any) -> Any:
 
 
 REQUEST_ID = "X-Request-Id"
-"""Header with the name of a call. vLLM logs the call under `chatcmpl-` followed by that name."""
+"""Header with the identifier of a call. vLLM logs the call as `chatcmpl-` followed by that
+identifier.
+"""
 _OURS = frozenset({"model", "messages", "stream"})
 
 

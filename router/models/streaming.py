@@ -22,8 +22,8 @@ class StopCut:
     """Cuts a text that arrives in pieces after its first stop string, even if the stop string is
     split between pieces.
 
-    No text is held back until the next piece: the stop string stays in the text, so a possible
-    start of a stop string can be passed on immediately too.
+    No text is held back until the next piece: a stop string stays in the text, so its possible
+    beginning can be passed on immediately.
     """
 
     def __init__(self, stop: tuple[str, ...]) -> None:
@@ -94,7 +94,8 @@ class StreamedReply:
     ) -> None:
         """`thinks`: False for a model whose thinking is switched off. If its engine nevertheless
         sends the whole output as reasoning, the output becomes the text, and is passed on with the
-        last delta. `opened`: whether to assume that the chat template opened a thought.
+        last delta. `opened`: whether to assume that the chat template opened a thought, that is,
+        ended with a mark such as `<think>`.
         """
         self._stop = prompt.stop
         self._max_tokens = prompt.sampling.max_tokens
@@ -219,8 +220,8 @@ class StreamedReply:
             self._add(kept_text, kept_thought)
 
     def _settled(self, text: str, thought: str) -> tuple[str, str]:
-        """Return the text and the reasoning that can be added now. While a closing mark without an
-        opening mark is unsettled, text is held back until it is clear whether it is reasoning.
+        """Return the text and the reasoning that can be added now. After a closing mark without an
+        opening mark, text is held back until it is clear whether it is reasoning.
         """
         thoughts = self._thoughts
         if thoughts.revoked:
@@ -366,7 +367,9 @@ class StreamedReply:
         )
 
     def _holds(self, tokens: int) -> bool:
-        """Return whether `tokens` exceeds `max_tokens` and is plausible for the text so far."""
+        """Return whether the count `tokens` exceeds `max_tokens` and is plausible for the length of
+        the text so far.
+        """
         return self._max_tokens < tokens <= self._chars * _BYTES_A_CHARACTER
 
     def _add(self, text: str, reasoning: str) -> None:

@@ -1,4 +1,5 @@
-"""Separate a model's reasoning from its text, for all the tags and tokens that models mark it with.
+"""Separate a model's reasoning from its text, for all tags and tokens with which models mark
+reasoning.
 
 A thought is a passage of reasoning. Its marks are read in order: a mark opens a thought (`<think>`,
 `[THINK]`), closes one, or belongs to a message of the harmony format
@@ -66,7 +67,7 @@ _IN_WORDS = re.compile(
     rf"\[/(?:{_STEMS}|{_AMBIGUOUS})\])",
     re.IGNORECASE,
 )
-"""All marks, and the phrases that close a thought that was opened by a phrase in `_WORDS`."""
+"""Matches all marks, and the phrases that close a thought which a phrase in `_WORDS` has opened."""
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:"
@@ -74,8 +75,8 @@ _WORDS = re.compile(
     rf"|(?:&lt;|[＜〈【]){_ESCAPED}(?:&gt;|[＞〉】])|\[(?!think(?:ing)?\])(?:{_STEMS}|{_AMBIGUOUS})\])))"
 )
 """Phrases that open a thought at the start of an output. The first two are channels of the harmony
-format whose special tokens are missing. An odd tag opens one only if it is closed. Elsewhere, such
-a tag may be part of an answer, or copied from a document.
+format whose special tokens are missing. A tag of the group `odd` opens one only if it is closed.
+Elsewhere in an output, such a tag may be part of an answer, or copied from a document.
 """
 _BEGINNING = re.compile(
     r"(?:a[nalysi]{0,7}|c[omentary]{0,9}|her?e?[ 'a-z]{0,24}:?|[&<\[＜〈【][\w\s&;|=\"-]{0,32})\Z",
@@ -101,7 +102,7 @@ _MAX_BRACKETS = 8_192
 microseconds.
 """
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
-"""Matches the head of a harmony message that holds reasoning, not the answer."""
+"""Matches the head of a harmony message that contains reasoning, not the answer."""
 _MENTION = re.compile(r"(?:[^\s>][ \t]+<[^<]*|\S\s*[◁\[][^<◁\[]*)\Z")
 """Matches text that ends with a mark which opens a thought only if it is closed later."""
 _BEFORE = "\"'`“‘«(*"
@@ -110,7 +111,7 @@ _AFTER = "\"'`”’»)*"
 
 class Thoughts:
     """Splits one output, which arrives in pieces, into text and reasoning. `feed` and `end` each
-    return the pair of text and reasoning that is certain since the previous call.
+    return a pair: the text and the reasoning that have become certain since the previous call.
     """
 
     def __init__(self, *, opened: bool = False) -> None:

@@ -14,9 +14,11 @@ from router.store.projection import put
 from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, WARNINGS, struct_of, structs
 
 _LOCK = 2
-"""Number of the lock on the audit log and warnings."""
+"""Number of the lock (see `migration.lock`) for writing the audit log and warnings."""
 _LONGEST_TARGET = 200
-"""Max characters of a target in the audit log. Names in refused requests may be longer."""
+"""Max characters of the target of an act in the audit log. The rest is cut off: a refused request
+may name a target of any length.
+"""
 
 
 class SQLAccounts(Frozen):
@@ -47,7 +49,7 @@ class SQLAccounts(Frozen):
     ) -> Key | None:
         """See `Accounts.change_key`."""
         valid = KEYS.c.revoked_at.is_(None) | (KEYS.c.revoked_at > time.time() + CLOCK_SKEW_S)
-        # The identifier is written too, so that the statement is valid if nothing changes.
+        # `changes` may be empty, but an UPDATE must set a column, so it also sets the identifier.
         changed = KEYS.update().where(KEYS.c.key_id == key_id, valid)
         changed = changed.values({"key_id": key_id, **changes})
 
@@ -78,7 +80,7 @@ class SQLAccounts(Frozen):
         def write(connection: Connection) -> None:
             note(connection)
             if only is not None:
-                # The name is written too, so that the statement is valid if nothing changes.
+                # `only` may be empty, but an UPDATE must set a column, so it also sets the name.
                 changed = {name: row[name] for name in ("name", *only)}
                 stored = TENANTS.update().where(TENANTS.c.name == tenant.name)
                 if connection.execute(stored.values(changed)).rowcount:
@@ -107,9 +109,9 @@ class SQLAccounts(Frozen):
     async def claim_warnings(
         self, uses: Sequence[QuotaUse], since: float
     ) -> list[tuple[QuotaUse, bool]]:
-        """Return those of `uses` of which the caller must warn, each with whether the warning is
-        new to all gateways. A warning that is not `delivered` is due again if it was last tried
-        before `since`, a Unix time.
+        """Return the uses of quotas about which the caller must warn now, each with True if no
+        gateway has tried to warn about it before. The attempt is recorded. A warning that is not
+        `delivered` is due again if it was last tried before `since`, a Unix time.
         """
 
         def claim(connection: Connection) -> list[tuple[QuotaUse, bool]]:
@@ -117,7 +119,8 @@ class SQLAccounts(Frozen):
             current = WARNINGS.c.period.in_({use.period for use in uses})
             known = connection.execute(select(WARNINGS).where(current))
             tried = {tuple(key): tried_at for *key, _, tried_at in known}
-            # Delivered ones have no time.
+            # A new warning counts as tried at time 1, so it is due. A delivered one has no time, so
+            # it is not due.
             due = [use for use in uses if (tried.get(use.key, 1.0) or since) < since]
             _put_warnings(connection, due, time.time())
             return [(use, use.key not in tried) for use in due]
@@ -125,12 +128,14 @@ class SQLAccounts(Frozen):
         return await self.database.write(claim)
 
     async def delivered(self, use: QuotaUse) -> None:
-        """Note that a warning is delivered."""
+        """Record that the warning about `use` was delivered, so that it is not sent again."""
         await self.database.write(_put_warnings, [use], None)
 
 
 def note(connection: Connection) -> None:
-    """Write the current act, if there is one, to the audit log. Numbers are chosen under a lock."""
+    """Write the administrative act of the current task (`ACT`) to the audit log, if there is one. A
+    lock keeps other transactions from choosing the same number.
+    """
     if act := ACT.get():
         lock(connection, _LOCK)
         last = connection.scalar(select(func.max(AUDIT.c.number))) or 0

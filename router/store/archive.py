@@ -77,9 +77,9 @@ _LISTED = (
     func.substr(RUNS.c.request, 1, MAX_LISTED_CHARS + 1).label("request"),
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
-"""Columns by which runs are sorted in time."""
-# The latest verdict on each run. A subquery for each run would take PostgreSQL seconds, because it
-# would compile a query of such a cost.
+"""Sort key of runs: the start time, and the identifier for runs with equal times."""
+# The latest verdict on each run. With a subquery for each run, PostgreSQL would estimate such a
+# high cost that it would spend seconds on JIT compilation.
 _VERDICTS = text("""
 SELECT DISTINCT run_id, first_value(coalesce(accepted, score >= 0.5))
     OVER (PARTITION BY run_id ORDER BY given_at DESC) AS good
@@ -106,19 +106,21 @@ class SQLArchive(Frozen):
 
     database: Database
     calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None
-    """Returns the ended calls of a run that this gateway is running, by its identifier; None for
-    any other run.
+    """Function that takes the identifier of a run. It returns the run's ended calls if this gateway
+    is running the run, otherwise None.
     """
     searched: int = 5_000
-    """Max number of runs that are read for one page of a list if no index serves the filter. Such a
-    page may contain few runs although there is a next page.
+    """Max number of runs that are read for one page of a list, if the filter has a condition that
+    no database index serves. Such a page may contain few runs although there is a next page.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """Return a run. If this gateway is running it, it has the calls that have ended. `tenant`:
-        the tenant that the run must belong to; None for any. Raises `NotFound`.
+        """Return a run. If it is running, it has the calls that have ended at this gateway, and
+        none if another gateway runs it. `tenant`: the tenant that the run must belong to; None for
+        any. Raises `NotFound`, also if the run belongs to another tenant.
         """
-        # The row of a running run does not change, so there is no need to wait for the database.
+        # Read immediately, even if the database is behind the log: the row of a running run does
+        # not change.
         if self.calls(run_id) is not None:
             with suppress(NotFound):  # the run may not be in the database yet
                 run = await self.database.read(_load, run_id, tenant, behind=True)
@@ -131,19 +133,20 @@ class SQLArchive(Frozen):
         return replace(run, calls=self.calls(run_id) or ())
 
     async def list(self, wanted: RunFilter, size: int, page: str = "") -> RunPage:
-        """Return at most `size` runs that match `wanted`, newest first. `page`: token of the page
-        after the previous one; empty for the first page. Raises `BadRequest` if it is invalid.
+        """Return at most `size` runs that match `wanted`, newest first. `page`: the token that the
+        previous page returned; empty for the first page. Raises `BadRequest` if the token is
+        invalid.
         """
         before = _place(page) if page else (math.inf, "")
         return await self.database.read(_list, wanted, size, before, self.searched)
 
     async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
-        """See `Archive.figures`. One query computes all of them."""
+        """See `Archive.figures`. One query computes the figures of all time spans."""
         return await self.database.read(_figures, wanted, starts)
 
     async def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
         """Yield all ended runs that match `wanted`, with their feedback, oldest first. Redacted
-        runs are included.
+        runs are included, without their texts.
         """
         after = -math.inf, ""
         while piece := await self.database.read(_piece, wanted, after):
@@ -169,8 +172,8 @@ class SQLArchive(Frozen):
         return feedback.get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
-        """Mark a run, so that the gateway that runs it cancels it. No effect on a run that has
-        ended.
+        """Request the cancellation of a run. The gateway that is running it checks for requests,
+        and then cancels it. No effect on a run that has ended.
         """
         running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
         await self.database.write(
@@ -178,7 +181,9 @@ class SQLArchive(Frozen):
         )
 
     async def progress(self, run_id: str, after: int = 0) -> Progress | None:
-        """See `Archive.progress`. None also for a database that gateways cannot share."""
+        """See `Archive.progress`. Also returns None for a SQLite database, which gateways cannot
+        share.
+        """
         if not self.database.shared:
             return None
         run_id = storable(run_id)
@@ -246,7 +251,8 @@ def _piece(
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) -> None:
-    # Lock the run, so that concurrent requests wait, in all gateways, and then count this entry.
+    # Lock the run's row, so that concurrent requests in all gateways wait, and then count the entry
+    # that is added here.
     visible = _visible(feedback.run_id, feedback.tenant)
     owner = connection.scalar(select(RUNS.c.tenant).where(*visible).with_for_update())
     if owner is None:
@@ -308,7 +314,7 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Return those conditions of a filter that an index of the table serves."""
+    """Return the conditions of a filter for which the database has an index."""
     columns = RUNS.c
     conditions = (
         (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
@@ -321,7 +327,9 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 @lru_cache(maxsize=256)
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Return those conditions of a filter that no index serves, so that rows must be read."""
+    """Return the conditions of a filter for which the database has no index, so that it must read
+    rows to check them.
+    """
     columns = RUNS.c
     words = storable(wanted.text)
     in_request = columns.request.icontains(words, autoescape=True)
@@ -333,7 +341,7 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     verdict: ColumnElement[bool] = true()
     if wanted.feedback != "any":
         verdict = accepted == (true() if wanted.feedback == "right" else false())
-    # The concatenation keeps the database from using the index of statuses, which only helps for
+    # The concatenation keeps the database from using the index on the status, which only helps for
     # the status `running`: all other statuses have too many runs.
     status = columns.status.concat("")
     conditions = (
@@ -367,8 +375,8 @@ def _token(*position: object) -> str:
 
 
 def _place(page: str) -> tuple[float, str]:
-    """Return the position of the last run of the previous page, which its token contains. Raises
-    `BadRequest` if the token is invalid.
+    """Return the position (start time and identifier) of the last run of the previous page, which
+    is encoded in that page's token. Raises `BadRequest` if the token is invalid.
     """
     try:
         started_at, run_id = msgspec.msgpack.decode(
@@ -407,10 +415,10 @@ _LEAST = -(1 << 31)
 def publish(
     connection: Connection, run_ids: Sequence[str], happened: Callable[[str], Progress]
 ) -> list[str]:
-    """Write the progress of those of the runs `run_ids` for which it is requested, and delete that
-    of runs which have ended. Return those of `run_ids` that should be cancelled.
+    """Write the progress of the runs in `run_ids` that another gateway watches, and delete the
+    progress of ended runs. Return the runs in `run_ids` whose cancellation is requested.
 
-    `happened`: returns the whole progress of a run.
+    `happened`: function that returns the whole progress of a run, by its identifier.
     """
     requests = connection.execute(_REQUESTS, {"run_ids": run_ids}).all()
     for run_id, _, last_call, last_event in requests:
@@ -445,7 +453,7 @@ def _progress(connection: Connection, run_id: str, after: int) -> Progress | Non
 
 
 async def delete_old(database: Database, keep_days: float) -> None:
-    """Delete ended runs that started more than `keep_days` ago, with their calls, feedback and
+    """Delete ended runs that started more than `keep_days` days ago, with their calls, feedback and
     trials.
 
     Raises `StoreFailed`.

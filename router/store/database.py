@@ -23,11 +23,11 @@ from router.store.migration import THIS, Release, Step, expansions, prepare, ste
 
 _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
-"""Execution options of a transaction that writes, and that is on disk when its commit returns."""
+"""Execution options of a writing transaction whose commit waits until it is on disk."""
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
-"""Execution options of a transaction that writes, and that may not be on disk when its commit
-returns. It survives a kill of the process, but maybe not a power cut. It is on disk as soon as a
-later transaction is.
+"""Execution options of a writing transaction whose commit does not wait for the disk. The
+transaction survives a kill of the process, but maybe not a power cut. It is on disk as soon as any
+later transaction is on disk.
 """
 _CONNECT_S = 10
 _ALIVE = {
@@ -45,8 +45,8 @@ _OWNER_ALONE = 0o600
 questions and answers.
 """
 COPY = "copy"
-"""Name of a row in the table `logs` of a copied database. It has the place up to which the log was
-in the database at the time of the copy.
+"""Name of a row that `Database.copy` adds to the table `logs` of the copy. The row has the position
+in the log up to which the copy contains all changes.
 """
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
@@ -65,7 +65,7 @@ def engine_of(url: str) -> Engine:
             return _postgresql(address)
         case "sqlite" if address.database not in (None, "", ":memory:"):
             return _sqlite(address)
-    raise ArgumentError("neither postgresql://… nor sqlite:///FILE")
+    raise ArgumentError("its URL must have the form postgresql://… or sqlite:///FILE")
 
 
 def _files_of(engine: Engine) -> tuple[Path, ...]:
@@ -98,8 +98,8 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
 
 @contextmanager
 def engine_for_once(url: str) -> Iterator[Engine]:
-    """Yield an engine for `url`, which is disposed of on exit. Translate the errors of its use to
-    `BadConfig`.
+    """Yield an engine for `url`, and dispose of it on exit. SQLAlchemy's errors in the body of the
+    `with` statement are raised as `BadConfig`.
     """
     engine = engine_of(url)
     try:
@@ -129,7 +129,8 @@ def _sqlite(address: URL) -> Engine:
         own = Path("~/.cache/rolegate").expanduser()
         if Path(address.database or "").parent == own:
             own.mkdir(parents=True, exist_ok=True)
-        # An existing file is not opened, because closing it would drop SQLite's locks on it.
+        # Do not open an existing file: closing it would release all locks that this process holds
+        # on it through SQLite (POSIX locks).
         os.close(
             os.open(address.database or "", os.O_CREAT | os.O_EXCL | os.O_WRONLY, _OWNER_ALONE)
         )
@@ -165,7 +166,8 @@ def _begin(connection: Connection) -> None:
         # lock before the first read, so that no other process changes what was read.
         statements = [_NOTED if notes else _ON_DISK, "BEGIN IMMEDIATE"]
         if not notes:
-            # A commit without any change would not sync earlier transactions.
+            # SQLite only syncs a commit that changes something. This change makes sure that
+            # earlier, unsynced transactions are synced, too.
             statements.append("PRAGMA user_version=1")
     for statement in statements:
         connection.exec_driver_sql(statement)
@@ -174,8 +176,8 @@ def _begin(connection: Connection) -> None:
 def _keep_journal(connection: Connection) -> None:
     """Switch a SQLite database to WAL mode, which is permanent, and create the files of this mode.
 
-    SQLite ignores `busy_timeout` for this, and fails while another process writes to a new file. So
-    it is repeated for up to `_WAIT_S` seconds.
+    SQLite ignores `busy_timeout` for the switch, and fails while another process writes to a new
+    file. So the switch is repeated for up to `_WAIT_S` seconds.
     """
     driver = connection.connection.dbapi_connection
     until = time.monotonic() + _WAIT_S
@@ -247,16 +249,16 @@ class Database:
         self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None
-        """Function that waits until everything acknowledged is in the database. None if this
-        process writes no log that the database follows.
+        """Function that waits until all runs that were acknowledged to clients are in the database.
+        None if this process has no log from which it writes runs to the database.
         """
 
     @classmethod
     async def open(cls, url: str, release: Release = THIS) -> "Database":
-        """Connect to a database, and create the tables if it is empty. If it is that of an earlier
-        release, expand it. Raises `BadConfig` if it cannot be opened, belongs to another program,
-        or to a release that does not fit to this one, and `ImportError` if its driver is not
-        installed.
+        """Connect to a database. Create the tables if it is empty. If an earlier release created
+        them, apply the revisions with which that release still works (see `migration.py`). Raises
+        `BadConfig` if the database cannot be opened, or if another program or an incompatible
+        release created it, and `ImportError` if its driver is not installed.
         """
         return cls(await asyncio.to_thread(_opened, url, release))
 
@@ -282,8 +284,8 @@ class Database:
     ) -> Value:
         """Run `query` in a transaction and return its result. Raises `StoreFailed`.
 
-        `args`: further arguments of `query`. `behind`: True to read immediately; False to wait
-        until everything that was acknowledged is in the database.
+        `args`: further arguments of `query`. `behind`: True to read immediately, even if the
+        database is behind the log; False to wait until all acknowledged runs are in the database.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -305,8 +307,8 @@ class Database:
         """Run `change` in a transaction and return its result. Raises `StoreFailed`; then nothing
         has changed. `change` is called again if the transaction conflicts with another process.
 
-        `on_disk`: True to return when the transaction is on disk; False for a transaction with the
-        options `NOTES`. `args`, `behind`: see `read`. If a file of the database was deleted or
+        `on_disk`: True to return when the transaction is on disk; False not to wait for the disk
+        (see `NOTES`). `args`, `behind`: see `read`. If a file of the database was deleted or
         replaced, this call and all later calls fail.
         """
         if self.caught_up and not behind:
@@ -317,8 +319,8 @@ class Database:
         )
 
     async def copy(self, file: Path) -> None:
-        """Copy a SQLite database to an empty file. Raises `StoreFailed`, and `BadConfig` for
-        PostgreSQL.
+        """Copy a SQLite database to an empty file, while it is in use. Raises `StoreFailed`, and
+        `BadConfig` for PostgreSQL.
         """
         if not self._files:
             raise BadConfig("server.store: is a PostgreSQL database; use pg_dump to copy it.")
@@ -371,8 +373,8 @@ class Database:
 
     def _see_files(self) -> None:
         """Raise `StoreFailed` if a file of the database was deleted or replaced since it was
-        opened. SQLite itself would continue to use the deleted file. A new file is recognised by
-        its inode, which cannot be the old one while the old file is open.
+        opened. SQLite itself would continue to use the deleted file. A replaced file is recognised
+        by its inode: it must differ from the inode of the old file, which is still open.
         """
         if not self._lost and (
             missing := [file for file, known in self._files.items() if identity(file) != known]
@@ -388,7 +390,8 @@ class Database:
 
     async def _run(self, threads: ThreadPoolExecutor, work: Callable[[], Value]) -> Value:
         try:
-            # In the context of the caller, from which `note` takes the administrative act
+            # Keep the caller's context variables: `accounts.note` reads the administrative act from
+            # `ACT`.
             run = copy_context().run
             return await asyncio.get_running_loop().run_in_executor(threads, run, work)
         except (SQLAlchemyError, OverflowError) as error:
@@ -437,13 +440,15 @@ def _opened(url: str, release: Release) -> Engine:
 
 
 def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
-    """Apply all revisions that a database lacks, also those that contract its schema. Return them.
+    """Apply all revisions that a database lacks, also those that contract its schema (see
+    `migration.py`), and return them.
 
-    `check`: True to change nothing. Blocks. Raises `BadConfig`.
+    `check`: True to only return them, and change nothing. Blocks. Raises `BadConfig`.
     """
     with engine_for_once(url) as engine:
         if engine.dialect.name == "sqlite":
-            # Else SQLite deletes the rows that refer to a copied table.
+            # A revision changes a table by copying and then dropping it. With foreign keys on,
+            # SQLite would delete the rows that refer to the dropped table.
             event.listen(engine, "connect", lambda driver, _: driver.execute(_UNCHECKED))
         if check:
             with engine.connect() as connection:

@@ -1,5 +1,5 @@
-"""The follower: writes the changes in the log to the database, while a gateway runs, and when the
-log is opened again after the gateway has ended.
+"""The follower writes the changes in the log to the database: continuously while a gateway runs,
+and once more when the log of an ended gateway is opened.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ _LEISURE_S = 0.5
 _MAX_BATCH = 256
 """Max number of changes in one transaction."""
 _READING_S = 5.0
-"""Max seconds for which a reader waits until the database has everything that was acknowledged."""
+"""Max seconds for which a reader waits until the database has all acknowledged runs."""
 _BACKLOG = 64 << 20
-"""Number of bytes of the log that are not in the database, above which no run may begin."""
+"""Max bytes of the log that are not in the database yet. Above that, no run may begin."""
 _WAIT_S = 10.0
 """Max seconds for which a command waits until a running gateway has written its log to the
 database.
@@ -82,8 +82,8 @@ class Follower:
         """
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
-        """Queue a change whose record was just written to the log: a run has begun, or it has ended
-        (`ended`), or it never began (`forgotten`).
+        """Queue a change whose record was just written to the log: a run has begun, has ended (then
+        `ended` is the run), or is undone because it never began (`forgotten`).
         """
         self._changes.append(
             Change(
@@ -99,12 +99,12 @@ class Follower:
         self._news.set()
 
     def has(self, place: Position) -> bool:
-        """Return whether the database has everything before a position in the log."""
+        """Return whether the database has all changes before a position in the log."""
         return not self._changes or self._changes[0].position > place
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which the oldest queued change has waited; 0 if the database has all."""
+        """Seconds for which the oldest queued change has waited; 0 if none is queued."""
         if not self._changes:
             return 0.0
         return time.monotonic() - self._changes[0].queued_at
@@ -117,7 +117,9 @@ class Follower:
         return end.segment > first.segment + 1 or end.offset - first.offset > _BACKLOG
 
     async def caught_up(self) -> None:
-        """Wait until the database has everything acknowledged so far. Raises `StoreFailed`."""
+        """Wait until the database has all runs that were acknowledged to clients so far. Raises
+        `StoreFailed` if that takes too long.
+        """
         if not (ready := self._ready(len(self._changes))):
             return
         self._hurry.set()
@@ -132,13 +134,15 @@ class Follower:
 
     async def committed(self, run_id: str) -> None:
         """Wait until the end of a run is in the shared database. Raises `StoreFailed` if that takes
-        too long, or if the run's answer must not be acknowledged.
+        too long, or if the run's answer must not be delivered, because another gateway has closed
+        the run or the database refuses it.
         """
         await self.caught_up()
         if run_id in self._refused:
             self._refused.remove(run_id)
             raise StoreFailed(
-                f"Run {run_id} was closed by another gateway, or the database refused it."
+                f"Run {run_id} was closed by another gateway, or the database refused it; ask "
+                "again."
             )
 
     async def keep_following(self) -> None:
@@ -155,20 +159,21 @@ class Follower:
             await asyncio.sleep(_LEISURE_S)
 
     async def finish(self) -> bool:
-        """Write the remaining changes to the database's disk. Return True if none is left. Raises
-        `StoreFailed`.
+        """Write the remaining changes, and wait until the database has them on disk. Return True if
+        no change is left. Raises `StoreFailed`.
         """
         await self._follow()
 
-        # A place after the last segment means that no segment is needed, so none is missed if the
-        # folder is empty.
+        # If no change is left, store a place in the segment after the last one. It means that no
+        # segment is needed any more, so `missing_segments` accepts an empty folder.
         min_place = Position() if self._changes else Position(self._log.end.segment + 1)
         await self._keep_place(on_disk=True, min_place=min_place)
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
-        """Write the log's place to the database. Delete the segments with numbers below `needed`
-        whose changes the database has on disk. Raises `StoreFailed`.
+        """Write the log's place to the database: the position up to which it has all changes. Then
+        delete the segments with numbers below `needed` whose changes are on the database's disk.
+        Raises `StoreFailed`.
         """
         needed = min([needed, *(change.segment for change in self._changes)])
         obsolete = any(number_of(path) < needed for path in segments(self._log.folder))
@@ -177,11 +182,11 @@ class Follower:
             self._log.delete(needed)
 
     async def recover(self) -> tuple[list[RecordedRun], bool]:
-        """Recover a log that its last owner has left: write its changes to the database, begin a
-        new segment, and close the runs that have not ended.
+        """Recover the log of a process that has ended: write its changes to the database, begin a
+        new segment, and close the runs that have not ended as interrupted.
 
-        Return the interrupted runs in the log, without cancelled ones, and True if everything that
-        was on disk could be read. Raises `StoreFailed`, and `BadConfig` if the log cannot be read
+        Return the interrupted runs in the log, without cancelled ones, and False if a part of the
+        log is missing or damaged. Raises `StoreFailed`, and `BadConfig` if the log cannot be read
         at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
@@ -213,19 +218,19 @@ class Follower:
             )
         await self._log.synced()
         await self._write_all(changes)
-        # The changes so far may not be on disk, so write the place to disk, and them with it.
-        # Otherwise, readers may see rows that a power cut removes.
+        # The changes so far may not be on disk. This transaction waits for the disk, which puts
+        # them on disk, too. Otherwise, readers could see rows that a power cut removes.
         await self._keep_place(on_disk=True)
-        # Runs that only the database has are not resumed, as the log has no record of their calls.
-        # Most were killed as they began.
+        # Runs that only the database has cannot be resumed, because the log has no record of their
+        # calls. Most of them are runs whose gateway was killed as they began.
         interrupted = fold.interrupted | logged
         for run_id in await self._database.read(cancelled_among, list(interrupted)):
             del interrupted[run_id]
         return [*interrupted.values()], fold.complete and not missing
 
     async def read(self) -> Fold:
-        """Write the changes to the database that the last owner of the log has left. Return the
-        fold of the log, which has the runs that have not ended. Raises `StoreFailed`, and
+        """Read the whole log, and write the changes that the database lacks. Return the state of
+        the log's runs, which includes the runs that have not ended. Raises `StoreFailed`, and
         `BadConfig` if the log cannot be read.
         """
         place = await self._database.read(place_of, self.name)
@@ -268,7 +273,8 @@ class Follower:
 
     def _ready(self, limit: int) -> list[Change]:
         """Return the first queued changes that may be written, at most `limit`. The end of a run
-        may be written when its record is on disk, so that readers see nothing that may be lost.
+        may only be written when its record in the log is on disk, so that readers see nothing that
+        may be lost.
         """
 
         def ready(change: Change) -> bool:
@@ -318,8 +324,8 @@ class Follower:
 
 
 async def missing_segments(database: Database, name: str, folder: Path) -> list[int]:
-    """Return the numbers of the segments that are missing in a log's folder, and whose runs the
-    database does not all have. `name`: name of the log in the database. Raises `StoreFailed`.
+    """Return the numbers of the segments that are missing in a log's folder, although the database
+    does not have all of their runs. `name`: name of the log in the database. Raises `StoreFailed`.
     """
     # List the folder before reading the place: a gateway may meanwhile advance the place and then
     # delete segments.
@@ -353,8 +359,8 @@ async def opened(
     on_missing: Callable[[list[int]], None] = lambda _numbers: None,
     log_folder: str | None = None,
 ) -> AsyncIterator[Database]:
-    """Open a database for a command, and make sure that it has everything that a gateway has
-    acknowledged so far. If no gateway runs on a SQLite file, the file's log is read here.
+    """Open a database for a command. First, make sure that a SQLite database has all runs that its
+    gateway has acknowledged: wait for the gateway, or if none runs, read its log here.
 
     `on_missing`: called with the numbers of missing segments of a SQLite file's log. `log_folder`:
     folder of that log; None for the database's `log_folder`. Raises `BadConfig`, and `StoreFailed`

@@ -11,7 +11,8 @@ tenants. Under the locks, the transaction
 3. begins runs, one after the other, within the limits on requests and on runs in flight.
 
 If the outcome of a transaction is unknown, it may have changed the leases. So after a failure, all
-leases are written again with the next commit. Until then, the smaller of the two leases counts.
+leases are written again with the next commit. Until then, the gateway uses the smaller size of each
+lease: before or after that transaction.
 """
 
 import asyncio
@@ -46,11 +47,13 @@ from router.store.records import Change
 _AHEAD = 16
 """Max amount that is leased in advance, as a multiple of what is requested."""
 _LEFT_FOR_OTHERS = 8
-"""Divisor of what is left of the limit: at most 1/8 of it is leased in advance."""
+"""Divisor for the part of a limit that no gateway has leased: at most 1/8 of it is leased in
+advance.
+"""
 
 
 class _Begin(NamedTuple):
-    """A run that waits to begin. `answer` gets its result."""
+    """A run that waits to begin. `answer` gets the result of `GroupCommit.begin`."""
 
     start: RunStart
     redact: bool
@@ -69,10 +72,11 @@ class _Size(NamedTuple):
     """Sizes that a lease may get, in tokens or in money."""
 
     min_size: int
-    """The used part of the lease, plus the smallest of the requests."""
+    """Size that serves at least one request: the used part of the lease, plus the smallest request.
+    """
     wanted: int
-    """The used part of the lease, plus all requests. For a lease of which a part is given back,
-    the part that is kept.
+    """Size that serves all requests, and is not smaller than the current size. For a lease of which
+    a part is given back, the size that is kept.
     """
     asked: int
     """Sum of all requests."""
@@ -110,7 +114,9 @@ class GroupCommit:
         self._idle = set[Period]()
         """Periods whose leases are to be reduced."""
         self._doubtful = False
-        """True if a transaction has failed, so that it is unknown which leases the database has."""
+        """True after a failed transaction, until all leases are written again, because it is
+        unknown which leases the database has.
+        """
 
     @property
     def waiting(self) -> bool:
@@ -131,8 +137,8 @@ class GroupCommit:
         return await answer
 
     async def lease(self, wanted: Mapping[Period, Amount]) -> bool:
-        """Request leases that have these amounts free, with the next commit. Return False if so
-        much is not available. Raises `StoreFailed`.
+        """Enlarge leases with the next commit, so that these amounts are free in them. Return False
+        if the limits do not allow that. Raises `StoreFailed`.
         """
         answer = asyncio.Future[bool]()
         self._wishes.append(_Wish(wanted, answer))
@@ -172,8 +178,8 @@ class GroupCommit:
             )
         except BaseException as error:  # a cancellation, too: callers must not wait forever
             self._doubtful = True
-            # The database refuses the data of one row, but it is unknown of which. So write each
-            # run in its own transaction.
+            # The database refuses the data of one of the runs, but does not say of which. So write
+            # each run in its own transaction.
             if unwritable(error) and begins and len(begins) + len(changes) > 1:
                 for begin in begins:
                     with suppress(StoreFailed):
@@ -241,8 +247,8 @@ class GroupCommit:
             self.news.set()
 
     def _sizes(self, wishes: Sequence[_Wish]) -> _Sizes:
-        """Return the sizes that leases should get. The parts that are given back can no longer be
-        used from now on, even before the transaction.
+        """Return the sizes that leases should get. Parts that will be given back are removed from
+        the tallies here, so they cannot be used any more, even before the transaction.
         """
         asked: dict[Period, list[Amount]] = defaultdict(list)
         for wish in wishes:

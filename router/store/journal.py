@@ -1,5 +1,5 @@
-"""The journal of a gateway: writes runs to the log, each call before it is made, and checks the
-quotas of tenants.
+"""The journal of a gateway. It writes runs to the log, including each call before it is made, and
+checks the quotas of tenants.
 """
 
 import asyncio
@@ -66,16 +66,18 @@ _log = structlog.get_logger("store")
 _WATCH_S = 0.5
 """Interval of the checks of settings and disks, in seconds."""
 _SELDOM = 4
-"""Number of checks after which one also deletes segments of the log that nobody needs any more."""
+"""Number of checks after which segments of the log that are not needed any more are deleted."""
 _DATABASE_TIMEOUT_S = 5.0
 """Seconds without an answer after which the database counts as down."""
 _RESUMABLE_S = 3600.0
 """Seconds after its start within which an interrupted run can be resumed."""
 _RETENTION_S = 600.0
 _OVER_S = 120.0
-"""Seconds after which a minute is over for this gateway."""
+"""Age of a minute, in seconds, from which this gateway drops the minute's sums from memory."""
 _OVER_FOR_ALL_S = 86400.0
-"""Seconds after which a minute is over for all gateways, even if their clocks differ."""
+"""Age of a minute, in seconds, from which its sums are deleted from the database. It is so large
+that no gateway adds to them any more, even if the gateways' clocks differ.
+"""
 _LARGE = 500
 """Number of calls above which the last record of a run is encoded in a thread."""
 _request_key = attrgetter("tenant", "request_id", "fingerprint")
@@ -104,7 +106,9 @@ class LogJournal:
         self._names = RequestNames(database)
         self._quotas = Quotas(shared=database.shared)
         self._members = Members(database, log.name) if database.shared else None
-        """The gateways that share a PostgreSQL; None for a gateway with its own database."""
+        """Membership of this gateway in the group that shares a PostgreSQL database; None for a
+        SQLite database.
+        """
         self._commits = (
             GroupCommit(database, self._members, self._quotas, log.name) if self._members else None
         )
@@ -355,7 +359,7 @@ class LogJournal:
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
-            raise StoreFailed(f"Run {run_id} is not running any more, so it cannot be continued.")
+            raise StoreFailed(f"Run {run_id} was closed, so it cannot continue; ask again.")
         return run
 
     async def _reserve(
@@ -400,9 +404,9 @@ class LogJournal:
         self._quotas.reserve(spans, wanted)
 
     async def _lease(self, refused: QuotaExhausted, missing: dict[Period, Amount]) -> bool:
-        """Request larger leases, after a check has raised `refused`. Return True if they were
-        granted; if not, the caller checks once more. Raises `refused` if larger leases cannot
-        help, and `StoreFailed`.
+        """Request larger leases, after a check of the quotas has raised `refused`. Return whether
+        they were granted. If not, the caller checks a last time, because calls may have ended
+        meanwhile. Raises `refused` if larger leases cannot help, and `StoreFailed`.
         """
         if self._commits is None or not refused.contended:
             raise refused
@@ -432,14 +436,14 @@ class LogJournal:
         self._follower.take(recorded, replace(run, calls=tuple(recorded.calls)))
 
     def _take_back(self, run: RecordedRun) -> None:
-        """Remove a run that never began from the counts and reservations of its tenant."""
+        """Release the reservations of a run that never began, and do not count it as a request."""
         self._quotas.end(run)
         for period in counted(run.start):
             self._quotas.tallies[period].requests -= 1
 
     def _give_up_all(self) -> None:
-        """Cancel all runs. Called when other gateways have fenced this gateway and closed its runs
-        in the database.
+        """Cancel all runs. Called when another gateway has fenced this gateway, and so has closed
+        its runs in the database (see `members.py`).
         """
         for run in [*self._runs.values()]:
             closed = self._lost[run.start.id] = run.interrupted()
@@ -450,8 +454,8 @@ class LogJournal:
             self._on_cancel(closed.id)
 
     async def _recover(self) -> None:
-        """Recover the log of its last owner (see `Follower.recover`), and read settings, spending
-        and used `request_id`s from the database.
+        """Recover the log after the end of the previous gateway (see `Follower.recover`), and read
+        settings, spending and used `request_id`s from the database.
         """
         interrupted, complete = await Follower(self._database, self._log).recover()
         self._unfinished = {run.start.id: run for run in interrupted if run.resumable}
@@ -485,8 +489,8 @@ class LogJournal:
         }
 
     async def _keep_watching(self) -> None:
-        """Regularly check the log's disk and the database, read settings, and report problems to
-        `on_health`. Never returns.
+        """Until cancelled, regularly check the log's disk and the database, read the settings of
+        tenants and keys, and report problems to `on_health`.
         """
         problem: str | None = None
         for turn in count(1):
@@ -526,8 +530,8 @@ class LogJournal:
             await self._delete_segments()
 
     def _happened(self, run_id: str) -> Progress:
-        """Return what has happened so far in a run; if it is redacted, only the first event and the
-        calls, which have no texts.
+        """Return the events and calls of a run so far. For a redacted run, return only the first
+        event and the calls, which have no texts.
         """
         run = self._runs.get(run_id)
         live = self._find(run_id)
@@ -536,9 +540,7 @@ class LogJournal:
         return Progress(live.events[:1] if run.redact else live.events, run.calls)
 
     async def _end_lost(self) -> None:
-        """Write the last records of runs whose ends could not be written before. Raises
-        `StoreFailed`.
-        """
+        """Write the last records of runs again whose first attempt failed. Raises `StoreFailed`."""
         if self._lost:
             for run_id, run in [*self._lost.items()]:
                 with suppress(StoreFailed):

@@ -11,10 +11,10 @@ the bytes there as a frame if their checksum is right (CRC-32 over the frame and
 from outside cannot contain the salt, so it cannot look like a frame. The bytes between two valid
 frames are a *hole*. The numbers of a run's records show whether one of its records is lost.
 
-A hole is damage only if its bytes had been synced to disk. So after each sync, a note is appended:
-the byte up to which the segment is synced. The last frame of a finished segment contains the
-segment's length. A hole before the synced byte is damage. A hole after it is the rest of a write
-that a crash interrupted, and that was never acknowledged.
+A hole is damage only if its bytes had been synced to disk. So after each sync, a note is appended,
+which contains the byte up to which the segment is synced. The last frame of a finished segment
+contains the segment's length. A hole before the synced byte is damage. A hole after it is the rest
+of a write that a crash interrupted, and that was never acknowledged.
 """
 
 import asyncio
@@ -189,7 +189,9 @@ def _encoded(
     number: int,
     payload: bytes,
 ) -> bytes:
-    """Return the bytes of a frame. The checksum is computed with 0 in its own place."""
+    """Return the bytes of a frame. The checksum covers the whole frame, with 0 in the place of the
+    checksum.
+    """
     length = len(payload)
     checksum = crc32(payload, crc32(_HEADER.pack(salt, length, 0, run, number)))
     return _HEADER.pack(salt, length, checksum, run, number) + payload
@@ -344,11 +346,13 @@ class RunLog:
         *,
         later: bool = False,
     ) -> None:
-        """Write a record. Raises `StoreFailed`; then the record is not in the log.
+        """Write a record to the file, without waiting for the disk. Raises `StoreFailed`; then the
+        record is not in the log.
 
         `run`: key of the record's run. `number`: number of the record within the run. `payload`:
-        the encoded record. `later`: write it together with the next record, or else in the next
-        iteration of the event loop. If that fails, it is kept until it can be written.
+        the encoded record. `later`: write it together with the next record, at the latest in the
+        next iteration of the event loop. If that fails, nothing is raised, and it stays in memory
+        until it can be written.
         """
         self._check_open()
         self._buffer.append(_encoded(self._salt, run, number, payload))
@@ -382,8 +386,8 @@ class RunLog:
         self._buffer.clear()
 
     def synced(self) -> "asyncio.Future[None]":
-        """Return a future that is done when everything written so far is on disk (not `later`
-        records whose write failed). All callers that wait share one sync. The future raises
+        """Return a future that is done when everything written so far is on disk, except `later`
+        records whose write failed. All callers that wait share one sync. The future raises
         `StoreFailed` if the sync fails.
         """
         future = asyncio.Future[None]()
@@ -415,14 +419,17 @@ class RunLog:
         disk = os.statvfs(self.folder)
         free = disk.f_bavail * disk.f_frsize
         if free < _MIN_FREE:
-            return f"The disk of the log {self.folder} is full: {free >> 20} MiB are free."
+            return (
+                f"The disk of the log {self.folder} is full: {free >> 20} MiB are free, and "
+                f"{_MIN_FREE >> 20} MiB are needed; make room there, or move the log."
+            )
 
         wanted = self._offset + _ROOM_FOR_ENDS + _ROOM_FOR_AN_END
         longest = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         if longest != resource.RLIM_INFINITY and longest < wanted:
             return _reason(OSError(errno.EFBIG, "File too large"), self.folder)
 
-        # Whether a quota of the file system is exceeded is only known when space is allocated.
+        # A disk quota of the user only shows when space is allocated.
         try:
             self._ensure_room(wanted)
         except StoreFailed as error:
@@ -519,8 +526,8 @@ class RunLog:
                 self._note_synced(synced_to)
 
             served = waiting
-            # After a failed sync, a later sync that succeeds proves nothing: the system may have
-            # dropped the data. So no future waits for one.
+            # After a failed sync, the system may have dropped the data, and a later sync can
+            # succeed without it. So the futures that wait for a later sync fail, too.
             if self.failed:
                 served = waiting + self._waiting
                 self._waiting = []
@@ -576,7 +583,7 @@ def _in_use(folder: Path) -> StoreInUse:
         address = owner.address
     if address:
         user = f"the gateway at {address}"
-        advice = "stop that gateway, or call it by --address"
+        advice = "stop that gateway, or use it with --address"
     message = f"server.store: is in use by {user} ({folder}); {advice}, or set another store."
     return StoreInUse(message, address=address)
 
@@ -615,10 +622,11 @@ def _reason(error: OSError, folder: Path) -> str:
 
 
 def read_all(folder: Path) -> Iterator[Segment]:
-    """Yield every segment of a log, oldest first. A segment that the log's owner deletes meanwhile
-    is left out. Raises `OSError`.
+    """Read and yield the segments of a log, oldest first. A segment that the log's owner deletes
+    meanwhile is left out. Raises `OSError`.
     """
-    # Segments that are not known to be synced, and the last one that was read.
+    # The last segment that was read, and segments before it of which it is not known whether they
+    # were synced.
     waiting: list[Segment] = []
     for path in segments(folder):
         try:

@@ -1,12 +1,12 @@
-"""Members: the gateways that share a PostgreSQL database. Each has a row in the table `gateways`,
-and a number, its epoch.
+"""Membership of the gateways that share a PostgreSQL database. Each member has a row in the table
+`gateways`, with a unique number, its epoch.
 
 A gateway holds an advisory lock on its epoch, in a database session that it uses every second.
 PostgreSQL ends idle sessions, and so releases the lock of a gateway that was killed, stopped or
 disconnected. If the lock of a gateway is free for a grace period, another gateway fences it: it
 deletes the row and closes the gateway's runs, so that the fenced gateway cannot commit any
-transaction any more. A gateway that has had no session for almost the grace period does not begin
-runs and calls.
+transaction any more. A gateway that has had no session for almost the grace period begins no runs
+and calls.
 """
 
 import asyncio
@@ -36,9 +36,11 @@ _SESSION_S = 3.0
 _GRACE_S = 5.0
 """Seconds for which a gateway's lock must be seen to be free before the gateway is fenced."""
 _BEGINS_S = _GRACE_S - 2.0
-"""Seconds after the last proof of membership within which runs may begin."""
+"""Max seconds since this gateway last saw that it holds its lock, within which runs may begin."""
 _OPENS_S = _GRACE_S - 1.0
-"""Seconds after the last proof of membership within which calls may be made."""
+"""Max seconds since this gateway last saw that it holds its lock, within which calls may be
+made.
+"""
 _PAST_S = 86400.0
 """Seconds after the end of a minute, day or month, after which it is over for all gateways, even if
 their clocks differ.
@@ -56,8 +58,8 @@ _MEMBER = "SELECT FROM gateways WHERE epoch = %(epoch)s FOR SHARE"
 
 
 class Members:
-    """The membership of this gateway. It proves that this gateway is alive, and fences other
-    gateways that are not.
+    """Membership of this gateway. It keeps this gateway's lock, and fences other gateways that have
+    lost theirs.
     """
 
     def __init__(self, database: Database, log: str) -> None:
@@ -98,9 +100,9 @@ class Members:
             self._thread.shutdown()
 
     async def book_leases(self, *, complete: bool) -> None:
-        """Give back the leases of this gateway's log, after everything in the log was written to
-        the database. `complete`: False if a part of the log is lost; then the leases count as spent
-        instead. Raises `StoreFailed`.
+        """Give back the leases of this gateway, after everything in its log was written to the
+        database. `complete`: False if a part of the log is lost. Then the leases are not given
+        back, but count as spent, because the lost part may have spent them. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")
@@ -109,8 +111,8 @@ class Members:
         )
 
     def see_alive(self, *, begins: bool = False) -> None:
-        """Raise `StoreFailed` if another gateway may soon fence this one. `begins`: True to begin a
-        run, False to make a call.
+        """Raise `StoreFailed` if another gateway may soon fence this one. `begins`: True before a
+        run begins, which is refused earlier; False before a call is made.
         """
         if time.monotonic() - self._good > (_BEGINS_S if begins else _OPENS_S):
             raise StoreFailed(
@@ -136,7 +138,7 @@ class Members:
                     await self._join()
 
     async def _look(self) -> bool:
-        """Use the session, and fence gateways whose sessions have ended for the grace period.
+        """Use the session, and fence gateways whose locks have been free for the grace period.
         Return False if this gateway was fenced itself.
         """
         asked = time.monotonic()
@@ -179,7 +181,7 @@ class Members:
             if not self._locked:
                 locking = "SELECT pg_try_advisory_lock(%(locks)s, %(epoch)s::int)"
                 self._locked = self._session.execute(locking, own).fetchone()[0]
-                if self._locked:  # a new session number makes a fence of the last session fail
+                if self._locked:  # others can no longer fence it for its previous session
                     counting = "UPDATE gateways SET session = session + 1 WHERE epoch = %(epoch)s"
                     self._session.execute(counting, own)
             rows = self._session.execute(_LOOK, own).fetchall()
@@ -196,8 +198,9 @@ class Members:
 
 
 def see_member(connection: Connection, epoch: int) -> None:
-    """Prevent that a gateway is fenced before the transaction ends. This is the first step of every
-    transaction that writes runs. Raises `StoreFailed` if the gateway is fenced already.
+    """Lock a gateway's row, so that it is not fenced before the transaction ends. This is the first
+    step of every transaction that writes runs. Raises `StoreFailed` if the gateway is fenced
+    already.
     """
     if not connection.exec_driver_sql(_MEMBER, {"epoch": epoch}).rowcount:
         raise StoreFailed(
@@ -208,8 +211,8 @@ def see_member(connection: Connection, epoch: int) -> None:
 
 def _join(connection: Connection, log: str) -> int:
     connection.execute(GATEWAYS.delete().where(GATEWAYS.c.log == log))
-    # Leases of logs without a gateway, which may never be read again. They are deleted when their
-    # period is over.
+    # Delete the leases of gateways that are gone, if their period is over. Earlier, they must
+    # count, because the logs may still have spending that the database lacks.
     lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))
     for period in names(time.time() - _PAST_S):
         past = LEASES.c.period < period, func.length(LEASES.c.period) == len(period)
@@ -219,8 +222,8 @@ def _join(connection: Connection, log: str) -> int:
 
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:
-    """Delete the row of a gateway, which waits until the gateway's transactions have ended, and
-    close the gateway's runs. Do nothing if the gateway has a new session number. The calls of the
+    """Delete the row of a gateway, and close its runs. The deletion waits until the gateway's
+    transactions have ended. Do nothing if the gateway has a new session number. The calls of the
     runs are in the gateway's log, and are written when the log is read.
     """
     fenced = GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch, GATEWAYS.c.session == session)

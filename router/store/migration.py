@@ -1,16 +1,15 @@
-"""Migrations: they move the tables of a database forward, from the schema of an earlier release to
-that of this release.
+"""Migrations of a database, from the schema of an earlier release to that of this release.
 
 Each change of the schema is a revision, a script of Alembic in `migrations/versions`. A revision
-*expands* the schema if the releases before it can go on using the database: it adds a table, an
-index, or a column that may be null or has a default. All other revisions *contract* the schema, and
-their scripts have a `NUMBER`, the number of the schema from then on.
+*expands* the schema if earlier releases can still use the database afterwards: it adds a table, an
+index, or a column that may be null or has a default. All other revisions *contract* the schema.
+Their scripts have a `NUMBER`, which is the number of the schema from then on.
 
 When a database is opened, revisions that expand are applied. A revision that contracts is only
-applied by `rolegate store upgrade`, as it shuts out gateways of earlier releases. Until then, the
-release that has the revision works without it. So a database has the revisions of the newest
-release that has opened it, but gateways of the release before work with it, because it still has
-their number.
+applied by `rolegate store upgrade`, because gateways of earlier releases can no longer use the
+database afterwards. Until then, the release that introduces the revision works without it. So
+gateways of two releases can use a database at the same time: the newer one applies its expanding
+revisions, and the schema keeps its number.
 
 All revisions are applied in one transaction, under a lock, so that only one process applies them,
 and none is applied in part.
@@ -34,7 +33,9 @@ _BASELINE_NUMBER = 8
 """Number of the schema of databases that have no revision."""
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, %(number)s)"
 _PATIENCE = "SET LOCAL lock_timeout = '10s'"
-"""While a change of a table waits for readers of the table, all later readers wait for it."""
+"""Limits how long a revision waits for the lock of a table, because all readers that come later
+wait meanwhile.
+"""
 
 
 class Release(NamedTuple):
@@ -60,9 +61,9 @@ class Step(Frozen):
 
 
 def lock(connection: Connection, number: int = 0) -> None:
-    """Let no other transaction hold a lock until this one ends. A transaction of SQLite that writes
-    is alone anyway. `number`: 0 to create, upgrade or fill the database, 1 for versions and their
-    decisions, 2 for the audit log and warnings.
+    """Take an exclusive lock until the transaction ends. Does nothing for SQLite, where only one
+    transaction can write at a time anyway. `number`: 0 to create, upgrade or fill the database, 1
+    for versions and their decisions, 2 for the audit log and warnings.
     """
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql(_LOCK, {"number": number})
@@ -109,8 +110,8 @@ def expansions(missing: Sequence[Step]) -> list[Step]:
 
 def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
     """Return the revisions that a database lacks, in their order; None if it has no tables. Changes
-    nothing. Raises `BadConfig` if the database has the tables of another program or of a release
-    that this one cannot follow.
+    nothing. Raises `BadConfig` if the database has the tables of another program, or of a release
+    from which there is no upgrade to this one.
     """
     names = inspect(connection).get_table_names()
     if not names:
@@ -139,8 +140,8 @@ def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
             writer = "a release that `rolegate store upgrade` does not know"
         raise BadConfig(
             f"it has {contents}, and this release of rolegate needs schema {release.number}, so "
-            f"{writer} wrote it. Nothing was changed; use that writer, or name another file or an "
-            "empty database."
+            f"{writer} wrote it. Nothing was changed; name another file or an empty database, or "
+            "open it with the program or release that wrote it."
         )
     return missing
 
@@ -187,7 +188,7 @@ def _apply(connection: Connection, missing: Sequence[Step], release: Release) ->
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(release.scripts).replace("%", "%%"))
     command.upgrade(config, missing[-1].revision)
-    if connection.dialect.name == "sqlite":  # does not check while it copies tables
+    if connection.dialect.name == "sqlite":  # `upgrade` turns foreign keys off
         lost = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
         if lost:
             raise BadConfig(

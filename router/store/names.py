@@ -1,8 +1,8 @@
 """The idempotency keys that clients choose for requests (`request_id`), and the runs to which they
 belong. Here, such a key together with its tenant is called a name.
 
-Most names are new. A Bloom filter of the names of the last day shows that without a query of the
-database.
+Most names are new. A Bloom filter of the names of the last day shows that a name is new without a
+query of the database.
 """
 
 import time
@@ -55,13 +55,15 @@ class Named(NamedTuple):
         return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
 
     def earlier_run(self, start: RunStart) -> EarlierRun:
-        """Return the result of `Journal.begin` for a request that has the same name as this run."""
+        """Return the result of `Journal.begin` for the request `start`, which has the same name as
+        this run.
+        """
         return EarlierRun(self.run_id, self.status, self.fingerprint == start.fingerprint)
 
 
 class RequestNames:
-    """The names that requests to a gateway have used. If several gateways share the database, only
-    the database is used.
+    """The names that requests have used, in memory and in the database. If several gateways share
+    the database, nothing is kept in memory.
     """
 
     def __init__(self, database: Database) -> None:
@@ -95,14 +97,16 @@ class RequestNames:
         return self._runs.get(name) or stored
 
     def begin(self, start: RunStart) -> None:
-        """Note that a run has begun, so that its name belongs to it."""
+        """Assign the name of a run that has begun to the run."""
         if start.request_id and not self._database.shared:
             name = name_of(start)
             self._runs[name] = Named.of(start)
             self._used.add(name)
 
     def end(self, start: RunStart, status: RunStatus, place: Position) -> None:
-        """Note that a run has ended. `place`: position in the log after its last record."""
+        """Update the status of a run that has ended. `place`: position in the log after its last
+        record.
+        """
         name = name_of(start)
         if (named := self._runs.get(name)) and named.run_id == start.id:
             self._runs[name] = named._replace(status=status)
@@ -113,8 +117,8 @@ class RequestNames:
         self._runs.pop(name_of(start), None)
 
     def forget_ended(self, stored: Callable[[Position], bool]) -> None:
-        """Drop ended runs from memory that are in the database now. `stored`: returns whether the
-        database has everything up to a position in the log.
+        """Drop the ended runs from memory that are in the database now. `stored`: function that
+        returns whether the database has everything up to a position in the log.
         """
         while self._ended and stored(self._ended[0][0]):
             _, name, run_id = self._ended.popleft()
@@ -130,8 +134,8 @@ def _stored(connection: Connection, name: Name) -> Named | None:
 
 
 class UsedNames:
-    """Bloom filter of the names of the last day. It contains every used name, and rarely seems to
-    contain a new name.
+    """Bloom filter of the names of the last day or two. `in` is always True for a used name, and
+    rarely True for a new one.
     """
 
     def __init__(self) -> None:

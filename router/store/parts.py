@@ -1,7 +1,7 @@
 """Encode and decode runs part by part, so that other threads can continue meanwhile.
 
-msgspec holds Python's interpreter lock while it encodes or decodes a value, and a large table takes
-it 100 ms. So the events, calls and executions of a run are encoded and decoded one at a time.
+msgspec holds Python's interpreter lock while it encodes or decodes a value, which takes 100 ms for
+a large table. So the events, calls and executions of a run are encoded and decoded one at a time.
 """
 
 from typing import Any, TypeVar, get_args, get_origin
@@ -14,17 +14,19 @@ from router.trace.values import TableRun
 
 S = TypeVar("S", bound=Struct)
 _MANY = 500
-"""Number of events and calls from which on a run is encoded in parts, which takes longer in all."""
+"""Min number of events and calls of a run that is encoded in parts. For a smaller run, that would
+only take longer.
+"""
 _LARGE_BYTES = 1 << 20
-"""Size of a trace from which on it is decoded in parts."""
+"""Min bytes of a trace that is decoded in parts."""
 _encode = msgpack.Encoder().encode
 _read_list = msgpack.Decoder(list[Raw]).decode
 _read_map = msgpack.Decoder(dict[str, Raw]).decode
 
 
 def encoded_in_parts(run: Run) -> Run:
-    """Return a run whose events, calls and executions are already encoded as `msgspec.Raw`, which
-    can only be encoded. A small run is returned as it is.
+    """Return a copy of a run in which the events, calls and executions are encoded already, as
+    `msgspec.Raw`. The copy is only fit to be encoded. A small run is returned unchanged.
     """
     if len(run.events) + len(run.calls) < _MANY:
         return run

@@ -1,4 +1,4 @@
-"""The projection: writes the runs of a log as rows of a database.
+"""The projection writes the runs of a log as rows of a database.
 
 Changes are written in batches, in the order of the log. Each transaction also writes the log's
 place: the position in the log after the batch's last change. Changes at or before the stored place
@@ -6,9 +6,9 @@ are skipped. So every run counts exactly once in the sums: after a crash, the lo
 a batch that was committed before is not written again.
 
 A row is written when a run begins. When the run has ended, its final row, its calls and its sums
-are written. In a shared PostgreSQL database, a run begins in the database before it begins in the
-log, and another gateway may have closed it before its end is written. Then the run stays closed,
-and only its calls are added.
+are written. In a shared PostgreSQL database, the row of a run is written before its first record in
+the log. Another gateway may close the run before its end is written. Then the run stays closed, and
+only its calls are added.
 
 Rows are passed to the driver directly, because SQLAlchemy's own layer takes several times as long
 as the database.
@@ -91,8 +91,9 @@ def _as_they_stand(
     closed: set[str],
 ) -> Iterator[Change]:
     """Yield the changes that must be written to a PostgreSQL database, where each run has a row
-    since it began. A run that another gateway has closed is added to `closed`, and yielded as
-    interrupted, without its answer; as cancelled if that was requested.
+    since it began. A run that another gateway has closed is added to `closed`, and yielded without
+    its answer, as interrupted. An interrupted run whose cancellation was requested is yielded as
+    cancelled.
     """
     ids = [change.start.id for change in changes]
     wanted = (
@@ -169,9 +170,9 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """Return the identifiers of those runs that have ended in the database. A run without calls
-    that is interrupted, or still marked to be cancelled, does not count as ended: another gateway
-    may have closed it, without its calls.
+    """Return those of `run_ids` whose runs have ended in the database. If a run without calls is
+    interrupted, or its cancellation was requested, it does not count as ended: another gateway may
+    have closed it, without its calls.
     """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
     closed = (RUNS.c.status == "interrupted") | RUNS.c.cancel_requested
@@ -180,7 +181,7 @@ def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
 
 
 def cancelled_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """Return the identifiers of those runs that were cancelled."""
+    """Return those of `run_ids` whose runs were cancelled."""
     wanted = RUNS.c.run_id.in_(run_ids) & (RUNS.c.status == "cancelled")
     return set(connection.scalars(select(RUNS.c.run_id).where(wanted)))
 
@@ -206,8 +207,8 @@ def left_over(connection: Connection, name: str) -> dict[str, RecordedRun]:
 
 
 def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:
-    """Write the leases of the gateway with the log `log`, each as an amount of tokens and of money.
-    The rows of empty leases are deleted.
+    """Write leases of the gateway that has the log `log`: for each period, the amounts of tokens
+    and of money. Rows of the gateway in which both amounts are 0 are deleted.
     """
     rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
     put(connection, LEASES, rows)
@@ -217,7 +218,7 @@ def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequenc
 
 
 def ended_calls(changes: Iterable[Change]) -> Iterator[Call]:
-    """Yield the calls of all runs that end by these changes."""
+    """Yield the calls of all runs that have ended according to these changes."""
     for change in changes:
         if change.run:
             yield from change.run.calls

@@ -15,10 +15,11 @@ transaction that stores a run moves the run's spending from the lease to the sum
 So no limit is ever exceeded: if a gateway is killed, or a transaction fails, the lease still
 counts.
 
-A minute is a calendar minute, not the last 60 seconds: it is a period like a day, so that the
-same locks and leases keep it exact over all gateways. A request counts in the minute in which its
-run begins, a call in the minute in which it is opened. What a run holds for its answer counts in
-the day and the month, because the answer may be written in another minute.
+A minute is a calendar minute, not the last 60 seconds: it is a period like a day, so that the same
+locks and leases keep it exact over all gateways. A request counts in the minute in which its run
+begins, a call in the minute in which it is opened. The amount that a run reserves for its answer
+counts in the day and the month, but in no minute, because the answer may be written in a later
+minute.
 """
 
 from collections import Counter, defaultdict
@@ -51,8 +52,8 @@ LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 
 
 class Tally(msgspec.Struct):
-    """Sums of one account in one period, as far as this gateway knows them. Fields with `nano_usd`
-    are like those with `tokens`, in billionths of a dollar.
+    """Sums of one account in one period, as far as this gateway knows them. Each field for tokens
+    has a counterpart with `nano_usd` in its name, in billionths of a dollar.
     """
 
     requests: int = 0
@@ -66,7 +67,7 @@ class Tally(msgspec.Struct):
     """The part of `tokens` that is in a shared database; 0 if the database is not shared."""
     booked_nano_usd: int = 0
     lease_end_tokens: int = 0
-    """Upper limit of `tokens` plus `reserved_tokens`, up to which the lease allows spending."""
+    """Upper limit that the lease sets for `tokens` plus `reserved_tokens`."""
     lease_end_nano_usd: int = 0
 
     def used(self, of: str) -> int:
@@ -83,8 +84,8 @@ class Tally(msgspec.Struct):
         )
 
     def lease(self, of: str, spent: int, lease: int) -> None:
-        """Update the sums after a transaction. `spent`: the amount that the database has as spent.
-        `lease`: the lease that the transaction has written.
+        """Update the sums after a transaction. `spent`: the amount spent by all gateways, according
+        to the database. `lease`: the size of this gateway's lease that the transaction has written.
         """
         by_others = spent - getattr(self, f"booked_{of}")
         setattr(self, of, getattr(self, of) + by_others)
@@ -151,10 +152,10 @@ class Quotas:
         """Raise `QuotaExhausted` if `amount` exceeds what is left of the quotas in `spans`. Raise
         `PriceUnknown` if there is a limit on money, and the cost of `amount` is unknown.
 
-        `at`: the Unix time that `spans` contain. `run`: the run that the amount is for; None if it
-        has not begun. `answers`: True if the amount is for the answer, so that it may use what the
-        run has reserved for its answer. Other amounts cannot use it, and need not wait until it is
-        released.
+        `at`: a Unix time within all `spans`. `run`: the run that the amount is for; None if it has
+        not begun. `answers`: True if the amount is for the answer, so that it may use the reserve
+        of the run for its answer. Other calls of the run never get this reserve, so if only the
+        reserve would be enough for a call, the error says that the quota is used up.
         """
         kept_in = periods(run.start.tenant, run.start.started_at) if run else []
         for span in spans:
@@ -188,13 +189,14 @@ class Quotas:
                 if not later.holds(amount):
                     left: Remaining | None = later
                     if unit == "minute":
-                        # A call waits for the next minute. It is only shortened to a whole one.
+                        # A call can wait for the next minute. So `left` is None, except if the call
+                        # exceeds the limit of a whole minute, and must be shortened to that.
                         whole = Remaining(of, limit)
                         left = None if whole.holds(amount) else whole
                     raise _used_up(message, unit, at, left, f": {later.against(amount)}")
                 raise QuotaExhausted(
                     f"{message}, and what is left is reserved for other calls: "
-                    f"{now.against(amount)}.",
+                    f"{now.against(amount)}; try again when they have ended.",
                     retry_after_s=_SOON_S,
                     contended=True,
                     left=None if unit == "minute" else now,
@@ -226,7 +228,9 @@ class Quotas:
         self.in_flight[start.tenant] -= 1
 
     def forget_minutes(self, before: float) -> None:
-        """Drop the sums of minutes before a Unix time, in which nothing is reserved or leased."""
+        """Drop the sums of minutes before a Unix time, unless something is reserved or leased in
+        them.
+        """
         minute = names(before)[0]
         for span, tally in [*self.tallies.items()]:
             old = span[1] < minute and len(span[1]) == len(minute)

@@ -1,5 +1,5 @@
-"""The records of the log, and the state of a run as the fold of its records. The fold is computed
-while the run is running, and again when the log is read.
+"""The records of the log, and the state of a run, which is computed from its records one after the
+other (a fold). That is done while the run is running, and again when the log is read.
 """
 
 from collections import defaultdict
@@ -59,11 +59,11 @@ class Reserved(Frozen, array_like=True, tag=13):
 
 
 class Forgotten(Frozen, array_like=True, tag=14):
-    """Record that a run is undone, because its `begin` was cancelled: it never began."""
+    """Record that a run never began, because its `begin` was cancelled. The run is removed."""
 
 
 class RunEnded(Frozen, array_like=True, tag=15):
-    """Record that a run has ended. `run` has no calls, turns and searches, because these are in
+    """Record that a run has ended. `run` has no calls, turns or searches, because they are in
     earlier records of the run.
     """
 
@@ -109,17 +109,17 @@ def run_key(run_id: str) -> int:
 
 
 class RecordedRun:
-    """The state of a run, as the fold of its records so far."""
+    """State of a run, computed from its records so far."""
 
     def __init__(self, begun: Begun) -> None:
         self.start = begun.start
         self.redact = begun.redact
         self.key = run_key(begun.start.id)
-        """Number of the run in its frames, see `run_key`."""
+        """Number of the run in the log's frames, see `run_key`."""
         self.records = 1
         """Number of the run's records so far, including lost ones."""
         self.gaps = 0
-        """Number of records that are known to be lost; more may be."""
+        """Number of records that are known to be lost. More may be lost."""
         self.end = Position()
         """Position after the last record that was read."""
         self.segment = 0
@@ -140,7 +140,7 @@ class RecordedRun:
 
     @property
     def chain(self) -> "Iterator[RecordedRun]":
-        """The run, the run that it resumes, the run that the latter had resumed, and so on."""
+        """The run, the run that it resumes, the run that was resumed by that run, and so on."""
         yield self
         if self.before:
             yield from self.before.chain
@@ -158,7 +158,7 @@ class RecordedRun:
         return f"damaged: {self.gaps} or more of its records are lost" if self.gaps else ""
 
     def apply(self, record: Record) -> None:
-        """Change the state by the next record of the run."""
+        """Apply the next record of the run to the state."""
         self.records += 1
         match record:
             case Opened(call):
@@ -180,8 +180,9 @@ class RecordedRun:
         return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """Return the run as an interrupted one, or a cancelled one, for a run without a `RunEnded`
-        record. Calls that were in flight are charged their worst case.
+        """Return the complete run for the case that it has no `RunEnded` record: its status is
+        `interrupted`, or `cancelled` if that was requested. Calls that were in flight are charged
+        their worst case.
         """
         calls = (*self.calls, *self.cut())
         begun = self.start.started_at
@@ -198,7 +199,9 @@ class RecordedRun:
         return cancelled(run) if self.cancelled else run
 
     def cut(self) -> Iterator[Call]:
-        """Yield the open calls as ended ones, with the outcome `interrupted` and unknown usage."""
+        """Yield an ended call for each open call: with the outcome `interrupted`, and unknown
+        usage.
+        """
         for _, opened in sorted(self.open.items()):
             yield Call(
                 **asdict(opened),
@@ -211,8 +214,8 @@ class RecordedRun:
 
 
 def withheld(run: Run, status: RunStatus, error: str) -> Run:
-    """Return an ended run with another status and without its answer, for an answer that is not
-    delivered. `error`: the run's error.
+    """Return a copy of an ended run whose answer is not delivered: with the status `status`, the
+    error `error`, and without the answer.
     """
     events = tuple(
         event for event in run.events if not isinstance(event, AnswerDelta | AnswerWritten)
@@ -258,8 +261,8 @@ class Fold:
     number is skipped, a record is lost, and the run is marked as damaged.
 
     Records of a run whose `Begun` record is lost are collected separately. If one of them contains
-    the run's identifier (`RunEnded`, or else `Opened`), a start of the run is made from it, so that
-    the run's calls are still charged.
+    the run's identifier (`RunEnded`, or else `Opened`), the missing start of the run is rebuilt
+    from it, so that the run's calls are still charged.
 
     If the last records of a run are lost, no number is skipped. So `read` also marks the running
     runs of which a record may have been in a damaged part of a segment.
@@ -271,7 +274,9 @@ class Fold:
         self.running: dict[int, RecordedRun] = {}
         """Runs that have not ended, by key."""
         self.interrupted: dict[str, RecordedRun] = {}
-        """Runs that ended as interrupted, because their gateway had ended, by identifier."""
+        """Runs whose gateway ended before them, and that have the status `interrupted`, by
+        identifier.
+        """
         self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
         """Records of runs whose `Begun` record is lost, with the records' numbers, by key."""
 

@@ -78,8 +78,9 @@ def _of_run(*, primary_key: bool = False, index: bool = False) -> Column[Any]:
 
 METADATA = MetaData()
 SCHEMA_NUMBER = 8
-"""Number of the schema. A release works with a database of its number, also if a later release has
-added tables and columns to it. Only a revision that contracts the schema changes the number.
+"""Number of the schema. A release works with every database that has its number, even if a later
+release has added tables and columns. Only a revision that contracts the schema changes the number
+(see `migration.py`).
 """
 REVISION = "0005"
 """Revision of this schema: the last script in `migrations/versions`."""
@@ -158,11 +159,12 @@ def _of_hours(name: str, groups: tuple[str, ...]) -> Table:
 
 # Sums of ended calls by the hour in which they started. They are kept when the calls are deleted.
 USAGE_HOURS = _of_hours("usage_hours", GROUPS)
-# The same sums by key. Calls from before its revision have no key, and calls of gateways of the
-# release before are only in `usage_hours`.
+# The same sums for each key. Calls that ended before this table was added have an empty key. Calls
+# of gateways of an earlier release are only in `usage_hours`.
 USAGE_KEY_HOURS = _of_hours("usage_key_hours", KEY_GROUPS)
 # Sums that count against quotas: a row for each minute, day and month in which a tenant has
-# requests, and for each minute in which `key ID` has. Minutes are deleted after a day.
+# requests, and for each minute in which a key has; then `tenant` is `key ID`. Rows of minutes are
+# deleted after a day.
 SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
@@ -205,8 +207,8 @@ GATEWAYS = Table(  # the gateways that share a PostgreSQL database and are not f
     Column("log", String, nullable=False),
     Column("session", BigInteger, nullable=False),  # number of sessions that have held its lock
 )
-# What has happened so far in running runs that are watched at other gateways: events have numbers
-# from 1, ended calls from -1 downwards. The row with number 0 requests the others
+# Events and ended calls of running runs that are watched at other gateways. Events have numbers
+# from 1, calls from -1 downwards. A row with the number 0 requests them
 PROGRESS = Table(
     "progress",
     METADATA,
@@ -269,8 +271,8 @@ def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> 
 
 
 def found_by(run: Run | None) -> dict[str, object]:
-    """Return the columns of a run that are known when it ends, and by which runs are listed and
-    searched. `run`: None for a run that is running.
+    """Return the columns that are only known when a run ends, and by which runs are listed and
+    searched. `run`: the ended run; None for a run that is running.
     """
     result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
     return {
@@ -285,8 +287,8 @@ def found_by(run: Run | None) -> dict[str, object]:
 
 
 _LARGE = 1 << 16
-"""Number of bytes from which a trace is compressed. Traces of tables are large, and compress well,
-because their executors have the same prompt and many of the same passages.
+"""Min bytes of a trace that is compressed. Traces of tables are large, and compress well, because
+their executors share a prompt and many passages.
 """
 
 

@@ -39,7 +39,7 @@ from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall
 
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
-"""Number of hours in a bucket of the database's sums. Months are summed from days afterwards."""
+"""Number of hours that the database sums to one row. Months are summed from days afterwards."""
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
@@ -49,8 +49,8 @@ class SQLUsages(Frozen):
 
     database: Database
     under_way: Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]] = lambda: ((), ())
-    """Returns the ended calls and the open calls of runs that are running, which the database does
-    not have.
+    """Function that returns the ended calls and the open calls of the runs that are running at this
+    gateway. The database does not have them yet.
     """
 
     async def usage(self, query: UsageQuery) -> UsageReport:
@@ -170,8 +170,7 @@ def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
         begun = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start))
         raise BadRequest(
             f"calls of the hour that begins at {begun} have been deleted (server.keep_days), so "
-            "that only the sum of the whole hour is known; start and end the time span at whole "
-            "hours."
+            "only the sum of the whole hour is known; start and end the time span at whole hours."
         )
 
 
@@ -213,8 +212,8 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """Return the Unix time at which a bucket begins. `hour`: the first hour of one of the sums of
-    the database in it, as Unix time // 3600.
+    """Return the Unix time at which a bucket begins. `hour`: first hour of a row that belongs to
+    the bucket, as Unix time // 3600.
     """
     begun = datetime.fromtimestamp(hour * _HOUR_S, UTC)
     return (begun.replace(day=1) if bucket == "month" else begun).timestamp()
@@ -260,7 +259,7 @@ class _Calls(NamedTuple):
 
     @property
     def nothing(self) -> bool:
-        """True if the endpoint did no work for the calls, so that its counters have no tokens of
+        """True if the endpoint did no work for the calls, so that its counters do not include
         them.
         """
         return self.outcome in ("refused", "connect_error") and self.counted == "" and self.silent

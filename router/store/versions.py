@@ -65,8 +65,8 @@ class SQLVersionBook(Frozen):
         changed: Sequence[ExecutorVersion],
         decisions: Sequence[VersionDecision],
     ) -> bool:
-        """See `VersionBook.change`. Also returns False, without any change, if afterwards two
-        versions would be active, or two would be on trial.
+        """See `VersionBook.change`. Also returns False, without any change, if two versions would
+        be active afterwards, or two would be on trial (`shadow` or `canary`).
         """
 
         def change(connection: Connection) -> bool:

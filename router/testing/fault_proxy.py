@@ -1,4 +1,4 @@
-"""Proxies that inject random faults between the gateway and model endpoints, for tests. Calls are
+"""Proxies for tests that inject random faults between the gateway and model endpoints: calls are
 reset, refused for a while, never answered, interrupted or garbled. The same seed gives the same
 faults.
 
@@ -43,10 +43,12 @@ Fault = Literal[
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 SEARCH_FAULTS: tuple[Fault, ...] = "reset", "black_hole", "drip", "overloaded"
 STORMS: dict[Fault, int] = {"throttled": 429, "overloaded": 503}
-"""Faults that come as storms, in which all calls are refused for a while, with the HTTP status."""
+"""Faults that occur as storms, in which all calls are refused for a while, each with the HTTP
+status of the refusals.
+"""
 _STORM_WEIGHT = 0.1
-"""Probability of a storm relative to that of any other fault. It is low, as a storm affects many
-calls.
+"""Weight of each storm in the random choice of a fault; other faults have the weight 1. It is low,
+because a storm affects many calls.
 """
 _STORM_S = (0.2, 1.5)
 """Shortest and longest duration of a storm, in seconds."""
@@ -72,7 +74,7 @@ _DRIP_BYTES = 16
 _DRIP_S = (0.005, 0.2)
 """Shortest and longest pause between two pieces of a reply with the fault `drip`, in seconds."""
 _STUCK_SHARE = 0.5
-"""Probability that a request other than a completion hangs, relative to the plan's `share`."""
+"""Probability that a request other than a completion hangs, as a multiple of the plan's `share`."""
 
 
 class FaultPlan:
@@ -85,8 +87,8 @@ class FaultPlan:
         faults: Iterable[Fault] = FAULTS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`share`: probability that a fault begins at a call, from 0 to 1. `clock`: returns the
-        current time in seconds.
+        """`share`: probability that a call gets a fault or begins a storm, from 0 to 1. `clock`:
+        returns the current time in seconds.
         """
         self.chance = random.Random(seed)
         self.share = share
@@ -118,8 +120,8 @@ class FaultPlan:
 
 
 def corrupted(line: bytes, fault: Fault | None, chance: random.Random) -> Iterator[bytes]:
-    """Yield one line of an event stream, in one or more pieces, changed by `fault`. Faults that end
-    the stream do not change lines.
+    """Yield one line of an event stream, in one or more pieces, changed by `fault`. Faults that
+    refuse a call or end its stream do not change lines.
     """
     match fault if line.startswith(_DATA) else None:
         case "drip":
@@ -159,7 +161,9 @@ class Attempt(msgspec.Struct):
     conversation: bytes = b""
     """Digest of the request's messages."""
     counted: Counted | None = None
-    """Token counts of a stream that was passed on completely and unchanged; None for others."""
+    """Token counts of a stream that was passed on completely and with unchanged contents; None for
+    all other replies.
+    """
 
 
 class _Chunk(msgspec.Struct):
@@ -171,7 +175,9 @@ class _Asked(msgspec.Struct):
 
 
 class FaultProxy:
-    """Proxy of one upstream. It passes requests on, unless its plan gives a fault for the call."""
+    """Proxy of one upstream. It passes requests on unchanged, unless its plan has a fault for the
+    call.
+    """
 
     base_url: str
 
@@ -219,8 +225,8 @@ class FaultProxy:
     async def _passed_on(
         self, request: web.Request, fault: Fault | None, attempt: Attempt
     ) -> web.StreamResponse:
-        """Pass a request on to the upstream, and its reply back with `fault`. Note the reply's
-        token counts in `attempt`.
+        """Pass a request on to the upstream, and its reply back with `fault`. Set `attempt.counted`
+        to the reply's token counts.
         """
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         url = self._root + request.path_qs
@@ -255,7 +261,9 @@ class FaultProxy:
 
 
 class FaultyRetriever(Frozen):
-    """Retriever that passes searches on to another one, unless its plan gives a fault."""
+    """Retriever that passes searches on to another retriever, unless its plan has a fault for the
+    search.
+    """
 
     index_id = None
     """See `IndexRetriever.index_id`."""
@@ -290,7 +298,7 @@ async def fault_proxies(
     """Run a proxy for each of the base URLs `upstreams`, on free ports of the loopback interface.
 
     The proxies inject no faults until `plan.share` is raised above 0. `seed`: seed of all plans.
-    `faults`: the faults to draw from.
+    `faults`: the faults from which the plans choose.
     """
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(

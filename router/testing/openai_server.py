@@ -1,5 +1,5 @@
-"""A small HTTP server with OpenAI's API, for tests and benchmarks. Its answers are scripted, and
-may be immediate, paced, or faulty.
+"""A small HTTP server with OpenAI's API, for tests and benchmarks. Its answers are scripted: they
+can be immediate, slow, or faulty.
 
 A behaviour is a handler of one request. `server.plays(writes(script), fails(503, "busy"))` sets the
 behaviours of the next requests, one per request. `writes(script)` calls the function `script` for
@@ -31,14 +31,16 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class OpenAIServer:
-    """State of the server. Behaviours are used in order, one per request, and the last one is
-    repeated.
+    """State of the server: the behaviours of the next requests, and the tokens so far. Behaviours
+    are used in order, one per request, and the last one is repeated.
     """
 
     def __init__(self, base_url: str = "") -> None:
         self.base_url = base_url
         self.tokens = Counter[str]()
-        """Sums of the tokens of prompts (`prompt`) and answers (`generation`) of `writes`."""
+        """Numbers of tokens in prompts (`prompt`) and answers (`generation`), over all requests
+        that `writes` has answered.
+        """
         self._started_at = time.time()
         self._behaviours: list[Behaviour] = []
 
@@ -52,7 +54,9 @@ class OpenAIServer:
         )
 
     def plays(self, *behaviours: Behaviour) -> None:
-        """Answer further requests with these behaviours, one per request. The last is repeated."""
+        """Answer the next requests with these behaviours, one per request. The last one is
+        repeated.
+        """
         self._behaviours = list(behaviours)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -101,7 +105,7 @@ async def serving() -> AsyncIterator[OpenAIServer]:
 
 
 class ChatRequest(Frozen):
-    """The fields of a completion request that a script for `writes` may read."""
+    """A completion request, as the script of `writes` gets it."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -121,7 +125,7 @@ class ChatRequest(Frozen):
 
 
 class Reply(Frozen):
-    """Text of an answer, in tokens, and the pace at which a stream writes it."""
+    """Text of an answer, as tokens, and the pace at which they are streamed."""
 
     tokens: Sequence[str]
     first_token_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Temporary PostgreSQL servers for tests, run from an installed PostgreSQL."""
+"""Temporary PostgreSQL servers for tests, which need an installed PostgreSQL."""
 
 import os
 import pwd
@@ -18,8 +18,8 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def postgres_binaries() -> Path | None:
-    """Return the folder that contains `initdb`: the newest of Debian's packages, or else the one in
-    `PATH`. Return None if PostgreSQL is not installed.
+    """Return the folder of PostgreSQL's programs, such as `initdb`: that of the newest Debian
+    package, or else the one in `PATH`. Return None if PostgreSQL is not installed.
     """
     installed = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if installed:

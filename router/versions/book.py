@@ -23,7 +23,7 @@ class ExecutorVersion(Frozen):
     share: float
     """Share of the runs that a canary serves, 0 to 1; 0 in other states."""
     state_at: float
-    """Unix time in seconds at which the version entered its state."""
+    """Unix time in seconds at which the version entered its current state."""
     registered_at: float
     """Unix time, seconds."""
     manifest: str = ""
@@ -55,9 +55,8 @@ class Traffic(Frozen):
         """Return the version to compare with the one that serves a run; None if the run is not
         compared.
 
-        During a canary, as many runs that the canary serves are compared as runs that the active
-        version serves, on average. Which runs are compared depends on their identifiers alone, not
-        on their contents.
+        In the canary stage, on average equally many runs of both versions are compared. Which runs
+        are compared depends on their identifiers alone, not on their contents.
         """
         if self.stage == "shadow":
             return self.candidate
@@ -87,7 +86,7 @@ def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
 
 
 class Side(Frozen):
-    """The result that one of the two versions in a trial had."""
+    """Result of one of the two versions in a trial."""
 
     answer: str
     failed: bool
@@ -123,7 +122,7 @@ Source = Literal["client", "judge", "operator"]
 
 
 class Judgement(Frozen):
-    """A judgement on which of the two answers of a trial are right."""
+    """A judgement that says which of the two answers of a trial are right; both or none may be."""
 
     candidate_right: bool
     active_right: bool
@@ -145,10 +144,10 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
     """Return a judgement on both answers of a trial, from feedback on the run that contains the
     right answer. An answer is right if it matches that answer exactly.
 
-    Return None if the feedback contains no right answer, because a verdict alone is about one of
-    the two answers only. Return None if its verdict contradicts its right answer. Return None for
-    a shadow: its answer was not shown to the client, so feedback may depend on which version's
-    answer was shown.
+    Return None if the feedback contains no right answer, because a verdict alone is only about one
+    of the two answers. Return None if its verdict contradicts its right answer. Return None in the
+    shadow stage: clients only see the active version's answers, so feedback may be biased towards
+    them.
     """
     if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
@@ -166,7 +165,7 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
 
 
 class Pair(Frozen):
-    """The values of a trial from which the gate decides."""
+    """The values of a trial on which the gate bases its decision."""
 
     candidate_failed: bool
     active_failed: bool
@@ -191,7 +190,7 @@ class GateEvidence(Frozen):
     measure: str
     """`correctness`, `failures` or `tokens`."""
     in_favour: float
-    """Evidence that the candidate is not worse than the active version by more than the margin."""
+    """Evidence that the candidate is not worse than the active version by the margin or more."""
     against: float
     """Evidence that the candidate is worse."""
 
@@ -211,8 +210,8 @@ class EvidenceSource(Frozen):
 
 
 class TrialFigures(Frozen):
-    """Sums over the trials of a candidate in its current stage. For a canary, they cover equally
-    many runs that the candidate and that the active version served.
+    """Sums over the trials of a candidate in its current stage. For a canary, they cover as many
+    runs that the candidate served as runs that the active version served.
 
     Fields with the prefix `active_` are about the active version, the others about the candidate.
     """
@@ -232,8 +231,8 @@ class TrialFigures(Frozen):
 
 
 class VersionDecision(Frozen):
-    """A stored decision on a version: a change of its state, or that there is no decision yet, with
-    the reason.
+    """A stored decision on a version, with the reason: to change the version's state, or to wait
+    for more trials.
     """
 
     version: str
@@ -248,7 +247,7 @@ class VersionDecision(Frozen):
     reason: str = ""
     figures: TrialFigures | None = None
     number: int = 0
-    """Number of the decision among those on all versions, from 1; 0 until it is stored."""
+    """Number of the decision, counted from 1 over all versions; 0 until it is stored."""
 
 
 class VersionBook(Protocol):
@@ -304,6 +303,7 @@ class VersionBook(Protocol):
         stage: Stage,
         since: float,
     ) -> list[Pair]:
-        """Return the trials of a candidate in the stage that it entered at the Unix time `since`,
-        in the order in which they ended. Runs that must not be used for training are left out.
+        """Return the trials of a candidate in the stage `stage` that ended at the Unix time `since`
+        or later, oldest first. Trials against an earlier active version are left out, and runs that
+        must not be used for training.
         """

@@ -105,7 +105,7 @@ def decide(
       measures. A wrong promotion would need an error on each of them.
     - It is rolled back when the evidence against it has reached 3/error on any measure. Each
       measure gets a third of the error (Bonferroni).
-    - If both hold, the candidate is worse by less than the margin. It is rolled back.
+    - If both hold, the candidate is worse, but by less than the margin. It is rolled back.
     - For a shadow without any judged run, only failures and tokens count.
     - A stage without a decision ends after `max_trials` pairs.
     """
@@ -143,14 +143,14 @@ def decide(
 
 
 def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[GateVerdict, str]:
-    """Return the decision on a canary by the held-out questions, which follow its trial, and the
+    """Return the decision on a canary that the results of the held-out questions lead to, and the
     reason in words. `right`: for each question, whether the candidate was right, and whether the
     active version was right.
 
     The decision is an exact binomial test at the level `error`. A question is decisive if exactly
-    one version is right, and the candidate wins it if it is the one. With w wins among n decisive
-    questions, the p-value is the probability of w or more wins if each question is won with
-    probability (1 - margin) / 2.
+    one version is right. It is a win if that is the candidate. With w wins among n decisive
+    questions, the p-value is the probability of w or more wins if each decisive question is a win
+    with probability (1 - margin) / 2.
     """
     wins = sum(candidate > active for candidate, active in right)
     losses = sum(candidate < active for candidate, active in right)
@@ -182,8 +182,9 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
     """Return the sums over the pairs that count, and the evidence on each measure. `rule`: None for
     no evidence.
 
-    For a canary, the first pairs served by each version count, equally many of both. So neither
-    version gains from what clients were shown, and from whether they gave feedback on it.
+    For a canary, the first pairs of runs that each version served count, equally many for both. So
+    it does not matter which version's answers clients saw, and how often they gave feedback on
+    them.
 
     The differences that the evidence is computed from are:
 
@@ -237,9 +238,9 @@ def balanced(pairs: Sequence[Pair]) -> list[Pair]:
 
 
 def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> list[Item]:
-    """Return the first items of each tenant, so many that no client's tenant has more than the
-    share `MAX_OF_ONE` of them. `tenant_of`: returns the tenant of an item; empty for the operator
-    and the judge, which have no limit.
+    """Return the first items of each tenant: as many as possible, so that no client's tenant has
+    more than the share `MAX_OF_ONE` of the returned items. `tenant_of`: returns the tenant of an
+    item; empty for the operator and the judge, which have no limit.
     """
     given = Counter(map(tenant_of, items))
     own = given.pop("", 0)
@@ -321,7 +322,7 @@ def _summary(figures: TrialFigures, trials: int, stage: Stage) -> str:
     parts = [f"{right}, {failed}, {tokens}"]
     if runs < trials:
         waiting = f"{trials - runs} more trials count later"
-        parts.append(f"{waiting}, with as many of runs that the other version served")
+        parts.append(f"{waiting}, when the other version has served as many compared runs")
     shares = list[str]()
     for source in sorted(figures.sources, key=lambda source: -source.counted)[:_MAX_NAMED]:
         share = f"{source.source} {source.tenant}".strip() + f" {source.counted}"

@@ -1,5 +1,5 @@
-"""The operator's held-out questions: the candidate and the active version answer them before the
-gate promotes the candidate.
+"""Test of a candidate with the operator's held-out questions. The candidate and the active version
+answer them before the gate promotes the candidate.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class HeldOutTest:
         search: Callable[[Executes], FactorizedSearch],
         lifecycle: RunLifecycle,
     ) -> None:
-        """`executors`: returns the executor of a version. `search`: returns the search loop with a
+        """`executors`: has the executor of each version. `search`: returns the search loop with a
         given executor. `lifecycle`: opens the runs in which the questions are answered.
         """
         self._questions = list(dict.fromkeys(questions))
@@ -72,7 +72,8 @@ class HeldOutTest:
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):
             raise BadVersion(
-                f"{candidate}: is not the candidate of this gateway, so it cannot be tested."
+                f"{candidate}: is not the candidate of this gateway, so it cannot be tested; if "
+                "it is still on trial, search the gateway's log for version.not_loaded."
             )
         places = asyncio.Semaphore(_AT_ONCE)
 
@@ -103,8 +104,8 @@ class HeldOutTest:
         version: str,
         name: str,
     ) -> bool | None:
-        """Return whether a version answers a question right; None if something failed that the
-        version cannot prevent. `name`: the beginning of the run's `request_id`.
+        """Return whether a version answers a question correctly; None if something failed that is
+        not the version's fault. `name`: the beginning of the run's `request_id`.
         """
         request = RunRequest("shadow", question.question, (version, question.question))
         begun = False

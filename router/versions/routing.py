@@ -20,12 +20,13 @@ _log = structlog.get_logger("versions")
 _LOST = ("no_report", "model_failed")
 """Outcomes of an execution by a candidate after which another version works on its sub-query."""
 _FRESH_S = 1.0
-"""Seconds between two looks at the stored traffic, which another gateway may have changed."""
+"""Interval, in seconds, at which the stored traffic is read, because another gateway may change it.
+"""
 
 
 class VersionRouting:
     """An executor that passes each sub-query to the version that serves the run. A run keeps its
-    version until it ends, even if the traffic changes meanwhile.
+    version until it ends, even if the traffic (the versions in use) changes meanwhile.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class VersionRouting:
         self.of = cache(make)
         """Returns the executor of a version."""
         self.traffic = Traffic(configured)
-        """The traffic for new runs. It has no versions that could not be loaded."""
+        """The versions in use for new runs, without versions that could not be loaded."""
         self._on_record: Traffic | None = None
         self._kept = WeakKeyDictionary[Ledger, Traffic]()
         self._refreshing = asyncio.Lock()
@@ -61,15 +62,15 @@ class VersionRouting:
 
     @property
     def in_use(self) -> set[str]:
-        """The names of the versions that current or new runs may use."""
+        """Names of the versions that running or new runs may use."""
         versions = set[str]()
         for traffic in (self.traffic, *self._kept.values()):
             versions.update(filter(None, (traffic.active, traffic.candidate)))
         return versions
 
     def role(self, context: RunContext) -> Role:
-        """Return the role of the active version. It is used for estimates, which must not depend on
-        a candidate.
+        """Return the role of the active version, even if a candidate serves the run: callers use it
+        for estimates, which must not depend on a candidate.
         """
         return self.of(self._traffic(context).active).role(context)
 
@@ -158,8 +159,8 @@ class VersionRouting:
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:
-    """Return whether the endpoint refused the execution's first call, as an engine does that has no
-    model of that name.
+    """Return whether the endpoint refused the execution's first call. An engine does that if it has
+    no model with the version's name.
     """
     failed_at_once = execution.outcome == "model_failed" and not execution.conversation.outputs
     return failed_at_once and ledger.last_outcome(index) == "refused"

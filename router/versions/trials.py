@@ -36,20 +36,22 @@ _log = structlog.get_logger("trials")
 _AT_ONCE = 4
 _WAITING = 64
 _CUT = ("time_exhausted", "budget_exhausted", "clarify")
-"""Outcomes of runs that have no trial: those that the client's limits ended, because the other
-version would work without these limits, and those in which no executor worked.
+"""Outcomes of runs that get no trial. Some were ended by limits of the client, which do not apply
+to the other version. In the others, no executor worked.
 """
 _HINDERED = ("budget_exhausted", "retrieval_failed")
 """Outcomes that are not the fault of any version."""
 _REVIEWING_SHARE = 0.1
-"""Max share of the time that is spent on reviews. Each review reads all trials of the candidate."""
+"""Max share of the time that is spent on reviews, because each review reads all trials of the
+candidate.
+"""
 _LONGEST_PAUSE_S = 5.0
 """Max pause between two reviews, even after a long review, such as one with held-out questions."""
 
 
 class Trials:
-    """Lets the version that a run is compared with work on the run's question, after the client has
-    its answer. Records both results for the gate.
+    """Repeats the questions of runs with the other version, after the clients have their answers,
+    and records the results of both versions for the gate.
     """
 
     def __init__(
@@ -63,10 +65,10 @@ class Trials:
         review: Callable[[], Awaitable[object]],
         judge: Judge | None,
     ) -> None:
-        """`executors`: the traffic, and the executor of each version. `search`: returns the search
-        loop with a given executor. `lifecycle`: opens the runs of the trials. `review`: lets the
-        gate decide on the recorded trials. `judge`: a model that judges the two answers of a trial
-        if they differ; None for no judge.
+        """`executors`: has the versions in use, and the executor of each version. `search`: returns
+        the search loop with a given executor. `lifecycle`: opens the runs of the trials. `review`:
+        lets the gate decide on the recorded trials. `judge`: a model that judges the two answers of
+        a trial if they differ; None for no judge.
         """
         self._executors = executors
         self._search = search
@@ -170,8 +172,8 @@ class Trials:
 
     async def _run_other(self, run: Run, version: str) -> tuple[Side, list[bool] | None] | None:
         """Work on a run's question with another version. Return that version's result, and the
-        judge's verdicts on the client's answer and on the other answer; the verdicts are None if
-        no judge was asked. Return None if the run failed for a reason that is no version's fault,
+        judge's verdicts on the client's answer and on the other answer; None for the verdicts if
+        there are none. Return None if the run failed for a reason that is not the version's fault,
         such as an unreachable endpoint.
         """
         assert isinstance(run.result, Trajectory)
@@ -230,8 +232,8 @@ class Trials:
 
 def _comparable(run: Run) -> bool:
     """Return whether a run can have a trial: it ended normally, and its own executors wrote all
-    reports. The tokens of a report shared with another run are booked there, so that they could not
-    be compared.
+    reports. The tokens of a report that was taken from another run are booked in that run, so they
+    could not be compared.
     """
     result = run.result
     if not isinstance(result, Trajectory) or result.topology != "factorized":
@@ -242,8 +244,8 @@ def _comparable(run: Run) -> bool:
 
 
 def hindered(run: Run) -> bool:
-    """Return whether something failed in a run that no version can prevent, such as a search. Such
-    a run does not count as evidence.
+    """Return whether something failed in a run that is no version's fault, such as a search. Such a
+    run does not count as evidence.
     """
     assert isinstance(run.result, Trajectory)
     executions = run.result.executions

@@ -179,7 +179,8 @@ class Versions:
     on_change: Callable[[], Awaitable[None]] | None = None
     """Awaited after a version has changed its state. Its errors are logged."""
     held_out: Examination | None = None
-    """The test that a canary must pass before the gate promotes it; None if only operators promote.
+    """The test that a canary must pass before the gate promotes it; None if only operators may
+    promote a version.
     """
     _noted: tuple[str, float, TrialFigures] | None = field(default=None, init=False)
     _compared: dict[tuple[str, str, float], Sequence[tuple[bool, bool]]] = field(
@@ -306,7 +307,7 @@ class Versions:
 
     async def review(self) -> None:
         """Let the gate decide on the version on trial, if there is one. If another process changes
-        versions meanwhile, this review changes nothing, and the next one decides.
+        versions meanwhile, this review changes nothing, and the next review decides.
         """
         versions = await self.book.versions()
         traffic = traffic_of(versions)
@@ -369,9 +370,9 @@ class Versions:
         *,
         over: bool,
     ) -> tuple[GateVerdict, str]:
-        """Return the decision on a canary that has passed its trial, by the held-out questions, and
-        the reason in words. The decision is `wait` until both versions have answered them. `over`:
-        True if the stage has had its max number of trials.
+        """Return the decision on a canary that has passed its trial, based on the held-out
+        questions, and the reason in words. The decision is `wait` until both versions have answered
+        the questions. `over`: True if the stage has had its max number of trials.
         """
         if self.held_out is None:
             return "stop" if over else "wait", _NO_HELD_OUT

@@ -156,7 +156,7 @@ async def _with_log(file: Path) -> None:
         (_another_program, "it has the tables notes"),
         (_later, "a later release of rolegate"),
         (_damaged, "malformed|it is damaged"),
-        (_with_log, "some of its runs are only in its log; make a backup of it first"),
+        (_with_log, "some of its runs are only in its log; make a backup of it with"),
     ],
     ids=["text", "empty", "missing", "program", "later", "damaged", "log"],
 )

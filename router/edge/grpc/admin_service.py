@@ -71,7 +71,7 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     async def ListTenants(
         self, request: pb.ListTenantsRequest, _context: Any
     ) -> pb.ListTenantsResponse:
-        """Return a page of the tenants, by name after `default`."""
+        """Return a page of the tenants: `default` first, the others by name."""
         page, token = _page(await self._administration.tenants(), "name", request)
         return to_proto(pb.ListTenantsResponse, tenants=page, next_page_token=token)
 
@@ -127,8 +127,8 @@ def _key_to_proto(key: Key) -> pb.Key:
 def _changes(
     message: pb.Tenant | pb.Key, names: Sequence[str], settings: Sequence[str] = SETTINGS
 ) -> dict[str, Any]:
-    """Return the settings of a message that have these names. Absent ones have their defaults.
-    Raises `BadRequest` for a name that is not in `settings`.
+    """Return the values of the settings `names` in a message, by name. A setting that the message
+    lacks has its default. Raises `BadRequest` for a name that is not in `settings`.
     """
     tenant = from_proto(Tenant, message, name="")
     if unknown := [name for name in names if name not in settings]:

@@ -50,8 +50,8 @@ WIRE_NAMES = {
     "canary_share": "share",
     "manifest_json": "manifest",
 }
-"""Message fields whose attributes in our values have other names, by field name. Our names contain
-the unit of a time, where messages have a type with a unit.
+"""Attributes of our values whose message fields have another name, by the name of the field. Our
+names contain the unit of a time. Messages have types for times instead, which include the unit.
 """
 _MAX_BYTES = 2 << 20
 """Max bytes of an answer's results. With at most `MAX_CITATIONS` citations, the message stays below
@@ -67,9 +67,10 @@ def to_proto(kind: type[M], value: object = None, **given: Any) -> M:
     """Return a message of type `kind`. Its fields are the keyword arguments `given`, and otherwise
     the attributes of `value` with the names of the fields.
 
-    A field whose content is None stays unset. Times and durations in seconds are converted, and so
-    are enums, which our values hold as names in lower case without the prefix of the enum. A value
-    for a field with a message type is converted by this function.
+    A field whose content is None stays unset. Times and durations in seconds are converted to
+    protobuf's types. Enum values, which are names in lower case without the prefix of the enum in
+    our values, are converted to numbers. Values for fields of message types are converted
+    recursively.
     """
     fields = {}
     for name, attribute, converted in _fields(kind.DESCRIPTOR):
@@ -128,8 +129,8 @@ def prefix_of(enum: EnumDescriptor) -> str:
 def execution_to_proto(
     execution: Execution, cited: Sequence[Sequence[Citation]] | None = None
 ) -> evidence_pb2.SubQueryResult:
-    """Convert an execution to its sub-query with report and citations. `cited`: the citations of
-    each evidence point; None to compute them here.
+    """Convert an execution to a message with its sub-query, report and citations. `cited`: the
+    citations of each evidence point; None to compute them here.
     """
     report = execution.report
     points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)
@@ -272,7 +273,7 @@ def version_to_proto(
 
 
 def usage_report_to_proto(report: UsageReport) -> usage_service_pb2.GetUsageResponse:
-    """Convert a report of usage, that is sums of calls over many runs, to its message."""
+    """Convert a report of usage (sums of calls over many runs) to its message."""
     kind = usage_service_pb2.UsageRow
     rows = [to_proto(kind, row, usage=row) for row in report.rows]
     return usage_service_pb2.GetUsageResponse(runs=report.runs, rows=rows)

@@ -77,8 +77,9 @@ def from_proto(
     """Return a value of type `kind`. Its attributes are the keyword arguments `given`, and
     otherwise the fields of the message with the same names. Messages in it are converted, too.
 
-    An attribute whose field is absent, or is an unspecified enum, has its default. Without a
-    default, it is None, or a struct of an empty message. `at`: see `enum_field`.
+    If a field is absent, or is an unspecified enum value, its attribute has its default. An
+    attribute without a default is then None, or if it is a struct, the struct for an empty message.
+    `at`: see `enum_field`.
     """
     for field in request.DESCRIPTOR.fields:
         name = field.name
@@ -104,9 +105,9 @@ def from_proto(
 
 @cache
 def _attributes(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
-    """Return two values for each attribute of a struct, by the attribute's name. The first is the
-    type of the structs that it holds, one or a tuple of them; None if it holds no structs. The
-    second is whether the attribute is required.
+    """Return a pair for each attribute of a struct type, by the attribute's name. The first value
+    is the type of the struct, or of the structs in the tuple, that the attribute holds; None if it
+    holds no struct. The second value is True if the attribute is required.
     """
     attributes = {}
     for field in msgspec.structs.fields(kind):

@@ -49,7 +49,7 @@ class EventsToProto:
 
     def __init__(self, kind: RunKind, earlier: Iterable[Event] = ()) -> None:
         """`earlier`: events before the first one to convert, which the client already has. They are
-        needed for the state of a table.
+        needed to restore the state of a table.
         """
         self._message: Any = answer_pb.StreamAnswerResponse
         if kind == "table":
@@ -83,8 +83,9 @@ class EventsToProto:
 
 
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
-    """Convert the table of a run, with its rows from index `start` up to `end`, which is not
-    included; None for all further rows. Fewer rows are included if they do not fit into a message.
+    """Convert the table of a run, with its rows from index `start` up to but not including `end`;
+    None for all rows from `start` on. If the rows do not fit into a message, the last ones are left
+    out.
     """
     return await in_viewer(_table_to_proto, run, start, end)
 

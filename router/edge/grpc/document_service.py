@@ -68,7 +68,7 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
         return pb.DeleteDocumentResponse()
 
     async def GetBuild(self, _request: pb.GetBuildRequest, _context: Any) -> pb.GetBuildResponse:
-        """Return the state of the index."""
+        """Return the state of the index of the tenant's documents, and of its last build."""
         build = await accepting(self._uploads).build(caller().books_on)
         return to_proto(
             pb.GetBuildResponse,

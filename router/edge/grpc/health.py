@@ -1,5 +1,5 @@
-"""The gRPC health service. A service of the gateway is SERVING unless the gateway drains or one of
-the service's dependencies is down.
+"""The gRPC health service. A service of the gateway is SERVING, unless the gateway is draining
+(finishing its last requests) or a dependency of the service is down.
 """
 
 from collections.abc import Iterable

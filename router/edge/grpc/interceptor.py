@@ -46,8 +46,8 @@ _SCOPES: dict[str, KeyScope] = {
 
 
 def needed_scope(method: str) -> KeyScope:
-    """Return the scope that a key must have for a method such as `/rolegate.v1.RunService/GetRun`:
-    the entry of the method in `_SCOPES` if there is one, else that of its service.
+    """Return the scope that a key must have for a method such as `/rolegate.v1.RunService/GetRun`.
+    If `_SCOPES` has no entry for the method, the entry of its service counts.
     """
     name = method.removeprefix(_OURS)
     return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]
@@ -132,8 +132,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             self._observer.request_ended(method, code_pb2.Code.Name(code), time.monotonic() - begun)
 
     async def _admitted(self, method: str, context: Any) -> AbstractContextManager[None]:
-        """Check the key of a call and its scope. Return a context to hold open while the call is
-        served; see `Access.serving`.
+        """Check the key of a call and its scope. Return a context manager that must be open while
+        the call is served; see `Access.serving`.
         """
         assert self._access is not None
         identity = await self._access.identify(_metadata(context).get("authorization", ""))
@@ -178,7 +178,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                     "the request again."
                 ) from None
             _check_decoded(request)
-            check_sizes(request)  # fast, as these messages have few fields
+            check_sizes(request)  # on the event loop, as these messages have few fields
             yield request
 
 
@@ -210,8 +210,8 @@ def _reading(deserialize: Any) -> Any:
 
 
 async def _drain(requests: AsyncIterator[Any]) -> None:
-    """Receive and drop the rest of a client's stream. If a call ends while a client in Python with
-    asyncio is sending, gRPC may raise an internal error there instead of the call's status.
+    """Receive and drop the rest of a client's stream. Otherwise, a client that uses Python's
+    asyncio and is still sending may get an internal error of gRPC instead of the call's status.
     """
     async with at_most(_DRAIN_S):
         async for _ in requests:

@@ -215,7 +215,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def RollBackExecutorVersion(
         self, request: version_pb.RollBackExecutorVersionRequest, _context: Any
     ) -> version_pb.RollBackExecutorVersionResponse:
-        """Take a version out of service, and return the version that is active then."""
+        """Take a version out of service, and return the version that is active afterwards."""
         active = await self._act(
             "roll_back_version", request.version, self._versions.roll_back(request.version)
         )
@@ -240,8 +240,9 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._converting = asyncio.Lock()
-        """Held until the next step of the event loop, so that each step converts one event for one
-        watcher. Otherwise all watchers of a run, which wake in the same step, would hold it.
+        """Held until the next step of the event loop, so that each step converts only one event,
+        for one watcher. All watchers of a run wake in the same step, and would otherwise block the
+        event loop together.
         """
 
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
@@ -276,7 +277,8 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
         identity = caller()
         run = await self._runs.get(request.run_id, identity)
         to_proto = EventsToProto(run.kind, run.events[: max(0, after)])
-        # Of a running run, the client may have more events, from the run's own gateway.
+        # If the run is running at another gateway, the client may have got more events there than
+        # are known here.
         first = min(after, len(run.events)) if run.status == "running" else after
         field = "table_event" if run.kind == "table" else "event"
         async for number, item in self._runs.watch(request.run_id, first, identity):

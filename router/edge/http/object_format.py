@@ -1,8 +1,9 @@
 """Objects in the form of a JSON schema, read from tables: one object is a table of one row, and a
 list of objects a table of many rows. Every property is a column.
 
-The row of a single object is found like all rows, by questions of the delegator. Its key is the
-column `SUBJECT`, which is not in the object: the thing that the question is about.
+The row of a single object is found like any row of a table, by sub-queries of the delegator. Its
+key is the property `subject`, or if there is none, the additional column `SUBJECT`, which names the
+thing that the question is about, and is left out of the object.
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ _TYPES: dict[tuple[str, str], Any] = {
     ("number", ""): "number",
     ("boolean", ""): "boolean",
 }
-"""Types of columns, by the type and the format of a property."""
+"""Types of columns, by the type and the format of a property in the JSON schema."""
 _HINT = (
     "use a flat object, or a list of flat objects, of strings, dates, integers, numbers, booleans "
     "and enums of strings, which may be null"
@@ -101,7 +102,7 @@ class ObjectFormat(Frozen):
             listed = ", ".join(f"{name} ({number})" for name, number in missing.items())
             return "refusal", (
                 "No document that was found states these properties (number of objects): "
-                f"{listed}. Make them nullable, or ask otherwise."
+                f"{listed}. Make them nullable, or rephrase the question."
             )
         whole: object = {self.rows: objects} if self.rows else objects[0]
         return "output_text", msgspec.json.encode(whole).decode()
@@ -179,8 +180,8 @@ def object_format(schema: bytes) -> ObjectFormat:
 
 
 def _value(column: Column, cell: Cell | None) -> object:
-    """Return the value of a property. None if it was not found, is not of the property's type, or
-    stands in no passage.
+    """Return the value of a property. None if it was not found, is not a complete value of the
+    property's type, or is not supported by any passage.
     """
     if cell is None or not cell.value or is_mistyped(column, cell.value):
         return None

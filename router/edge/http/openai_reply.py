@@ -28,9 +28,9 @@ _OUTPUTS: dict[str, tuple[Any, ...]] = {
     "output_text": ("content", _MESSAGE, "content", "content_part", "output_text"),
     "refusal": ("refusal", _MESSAGE, "content", "content_part", "refusal"),
 }
-"""How texts are sent: in chat completions, the name of their field; in responses, the item of the
-output, the name of its list of parts, and the beginnings of the names of events about a part and
-about its text.
+"""How each kind of text is sent. In chat completions: the name of its field. In the responses API:
+the item of the output, the name of the item's list of parts, and the first words of the names of
+the events about a part and about the part's text.
 """
 
 
@@ -139,7 +139,9 @@ class ResponseReply:
         yield self._event("created", response=self._response("in_progress"))
 
     def write(self, kind: Written, text: str) -> Iterator[Any]:
-        """Yield the events for a further part of a text. The first of a kind open its item."""
+        """Yield the events for a further part of a text. If its kind differs from that of the part
+        before, they first end the item that is open, and open an item for the new kind.
+        """
         _, _, parts, part, written = _OUTPUTS[kind]
         if self._kind != kind:
             yield from self._close()
@@ -206,7 +208,7 @@ Reply = ChatReply | ResponseReply
 
 
 def _annotations(result: Result) -> list[dict[str, Any]]:
-    """Return the citations of an answer, all at its end."""
+    """Return the citations of an answer as annotations, all of them at the end of its text."""
     end = len(result.text.partition(SOURCES)[0])
     return [
         {
@@ -224,7 +226,8 @@ def usage_of(spent: list[RoleTotal], read: str, written: str) -> dict[str, Any] 
     """Return the field `usage` of a reply, summed over all roles. None if no engine reported its
     usage. Details that no engine reported are null.
 
-    `read`, `written`: words for the tokens that models read and wrote, in the names of the fields.
+    `read`, `written`: beginnings of the fields' names for the tokens that models read and wrote,
+    such as `prompt` and `completion`.
     """
     sums = UsageSums(**added([UsageSums(), *spent]))
     if sums.attempts and sums.attempts == sums.attempts_without_usage:

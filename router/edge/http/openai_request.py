@@ -1,5 +1,5 @@
-"""Requests of the OpenAI-compatible server. Both APIs, chat completions and responses, are read to
-the same value, a `ChatRequest`.
+"""Requests of the OpenAI-compatible server. Requests of both APIs, chat completions and responses,
+are decoded to a `ChatRequest`.
 """
 
 import re
@@ -50,8 +50,8 @@ class Part(Frozen):
 
 
 class ChatMessage(Frozen):
-    """A message of the conversation in a request. An item of another type than `message`, as the
-    responses API has them, has no role, and is ignored.
+    """A message of the conversation in a request. The responses API also has items of other types
+    than `message`. They have no role, and are ignored.
     """
 
     role: str = ""
@@ -95,7 +95,9 @@ class ResponseFormat(JSONSchema, frozen=True):
     the question names.
     """
     json_schema: JSONSchema | None = None
-    """The JSON schema. The responses API has it in the format itself."""
+    """The JSON schema, in chat completions. In the responses API, the schema is a field of the
+    format itself.
+    """
 
 
 class ChatRequest(Frozen, kw_only=True):
@@ -116,15 +118,15 @@ class ChatRequest(Frozen, kw_only=True):
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     no_cache: bool | None = None
-    """True if executors must work on every sub-query again, without taking over reports of other
-    runs, as with the gRPC field of this name. Not part of OpenAI's API.
+    """True if executors must work on every sub-query, instead of reusing reports of other runs. It
+    is the gRPC field of the same name, and not part of OpenAI's API.
     """
     rolegate: SearchOptions = SearchOptions()
     """Further options that are not part of OpenAI's API."""
     response_format: ResponseFormat | None = None
 
     def as_chat(self) -> "ChatRequest":
-        """Return the request with the fields of a chat completion set."""
+        """Return the request in the form of a chat completion, which it already has."""
         return self
 
     @property
@@ -173,7 +175,8 @@ class ChatRequest(Frozen, kw_only=True):
     @property
     def history(self) -> tuple[Message, ...]:
         """The messages of user and assistant before the last user message, without the sources
-        below our answers: the latest, as many as a request may have.
+        below the gateway's answers. If there are more than a request may have, the oldest are left
+        out.
         """
         messages = list[Message]()
         for message in self.messages[: self._last]:
@@ -191,8 +194,8 @@ class ChatRequest(Frozen, kw_only=True):
 
     @property
     def style(self) -> AnswerStyle:
-        """The style of the answer: the system messages before the question are instructions for
-        the answerer.
+        """The style of the answer: the system messages are instructions for the answerer, and the
+        max tokens limit the answer.
         """
         instructions = [
             message.text for message in self.messages if message.role in ("system", "developer")
@@ -266,8 +269,9 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
     background: msgspec.Raw = _NULL
 
     def as_chat(self) -> ChatRequest:
-        """Return the request with the fields of a chat completion set. Raises `BadRequest` for
-        fields that ask for something that this gateway does not do, and the errors of decoding.
+        """Return the request with the fields of a chat completion (`messages`, `max_tokens`,
+        `response_format`), set from the fields below. Raises `BadRequest` for features that this
+        gateway does not have, and `JSON_ERRORS` if `text` is invalid.
         """
         for name in ("tools", "previous_response_id", "conversation", "prompt", "background"):
             value = bytes(getattr(self, name))
@@ -288,7 +292,8 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
         text = msgspec.json.decode(self.text, type=TextOptions | None)
         return replace(
             self,
-            # At the end, so that the numbers of messages in errors are those of the client.
+            # The instructions come last, so that the numbers of messages in errors are those of the
+            # client's own list.
             messages=(*messages, ChatMessage("system", self.instructions)),
             max_tokens=self.max_output_tokens,
             response_format=text and text.format,

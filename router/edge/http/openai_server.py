@@ -97,7 +97,7 @@ def openai_app(
     web pages, which get all paths except `/v1/` and the probes, and check keys themselves.
     `chat_tasks`: how to handle background tasks of chat tools, such as titles: `answer` them by one
     call of the answerer's model, `refuse` them, or `search` for them like for questions. `indexes`:
-    names of all indexes, of which `GET /v1/models` lists those that the caller may search.
+    names of all indexes. `GET /v1/models` lists a model for each index that the caller may search.
     """
 
     async def answered(
@@ -195,7 +195,10 @@ async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
 
 
 async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) -> Any:
-    """Read the body of a request, within `within_s` seconds. Return it as a `kind`."""
+    """Read the body of a request, within `within_s` seconds, and return it as a `ChatRequest`.
+    `kind`: the type of the body. Raises `BadRequest` for an invalid body, and the exceptions of
+    aiohttp for HTTP status 408 and 415.
+    """
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
     try:
@@ -231,7 +234,8 @@ async def _result(run: Run, form: ObjectFormat | None, written: AnswerText | Non
     if form:
         kind, text = await in_viewer(lambda: form.read(run_table(run).table))
     elif written:
-        # Text that was sent has no marks after its sentences, so neither has the rest
+        # The text that was already sent has no marks after its sentences, so the rest gets none
+        # either
         text = replace(cited, sentences=()).text
     else:
         text = cited.text

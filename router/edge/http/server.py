@@ -44,7 +44,8 @@ class HTTPServer:
     """Serves an application from `start` until `drain`. If a client disconnects, its request is
     cancelled.
 
-    Requests whose `Host` header is not a name of this server are refused, to prevent DNS rebinding.
+    To prevent DNS rebinding, requests are refused if their `Host` header is not a name of this
+    server.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ async def earlier_runs(runs: Runs, identifiers: str) -> list[Run]:
 
 
 def with_run(identifiers: str, run_id: str) -> str:
-    """Return the identifiers of the runs of a conversation with a further run: the last ones, as
+    """Add a run to the identifiers of a conversation's runs, and return the last identifiers: as
     many as `earlier_runs` loads.
     """
     earlier = identifiers.rsplit(",", _MAX_EARLIER) if identifiers else []
@@ -65,8 +65,8 @@ def add_asking(
     indexes: Sequence[str] = (),
 ) -> None:
     """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
-    None to fill them by the gateway. `runs`: loads the runs of earlier questions. `indexes`: names
-    of all indexes, of which the form offers those that the user may search.
+    None to use `gateway` for that, too. `runs`: loads the runs of earlier questions. `indexes`:
+    names of all indexes, of which the form offers those that the user may search.
     """
 
     async def ask(request: web.Request) -> web.Response:

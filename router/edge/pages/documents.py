@@ -1,5 +1,5 @@
-"""The page with a tenant's uploaded documents (what is indexed, what was not read, last build) and
-the indexes of the config.
+"""The page with a tenant's uploaded documents (which are indexed, which were not read, the last
+build), and with the indexes of the config.
 """
 
 import asyncio

@@ -33,8 +33,8 @@ from router.trace.scope import DEFAULT_INDEX
 from router.trace.values import AnswerDelta
 
 _LOOKED_AT = 50
-"""Number of passages to retrieve for each query when the documents are searched for a right
-answer.
+"""Number of passages to retrieve for each query, when the index is searched for a right answer that
+the run did not find.
 """
 _GOLDS = 3
 """Max number of right answers to search for: the most recent ones in the feedback."""
@@ -88,8 +88,8 @@ class RunPages:
         """Render the page of a run. For a request by htmx, render only `part`, which changes while
         the run is under way.
 
-        If the part has not changed, htmx gets the clock alone. Once the run has ended, htmx is
-        asked to reload the whole page.
+        If the part has not changed, htmx gets only the clock, which shows the duration so far. Once
+        the run has ended, htmx is asked to reload the whole page.
         """
         run = await self.run(request)
         part_alone = "HX-Request" in request.headers
@@ -138,7 +138,7 @@ class RunPages:
             scope = caller().scope(run.scope.indexes, run.scope.filter)
             for passages in await self._indexes.search(scope, queries, _LOOKED_AT):
                 by_id.update((passage.id, passage) for passage in passages)
-        # Without a search, the responsible role stays unknown
+        # If the search fails, the responsible role stays unknown
         except (UpstreamError, NotFound):
             return attribution
         return await in_viewer(attribute, run, golds, list(by_id.values()))
@@ -201,8 +201,8 @@ class RunPages:
 
 
 async def _answer_of(run: Run) -> dict[str, Any]:
-    """Return the values of a run for the template that are shown of earlier runs too: answer,
-    sources and outcome.
+    """Return the values for the template that are also shown for the earlier runs of a
+    conversation: answer, sources and outcome.
     """
     answer = dict[str, Any](cited=None, sources=())
     finished = run.status == "finished" and not run.redacted
@@ -238,7 +238,9 @@ def _view(run: Run, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _answer_so_far(run: Run) -> str:
-    """Return the part of the answer that is written while the run is under way."""
+    """Return the answer as far as it is written while the run is running; empty for an ended
+    run.
+    """
     answer = ""
     for event in run.events if run.status == "running" else ():
         if isinstance(event, AnswerDelta):

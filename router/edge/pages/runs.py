@@ -26,7 +26,8 @@ from router.trace.values import AnswerOutcome, TopologyName
 _PAGE = 50
 _DAY_S = 86400
 _FIGURES_S = 10.0
-"""Seconds for which the figures of a day are shown, because an open page asks every three seconds.
+"""Seconds for which the figures of a day are cached, because an open page requests them every three
+seconds.
 """
 _CHOICES: dict[str, tuple[str, ...]] = {
     "status": get_args(RunStatus),
@@ -44,7 +45,9 @@ _OTHERS = (
     "since",
     "until",
 )
-"""Names of the form's fields in which users type a value: texts, and times in UTC."""
+"""Names of the filter form's other fields: `unsupported`, which has only one choice, and fields in
+which users type texts, or times in UTC.
+"""
 
 
 def add_runs(site: Site, runs: Runs) -> None:
@@ -64,8 +67,9 @@ def add_runs(site: Site, runs: Runs) -> None:
     errors = LRUCache[str, str](10_000)
 
     async def error_of(run_id: str) -> str:
-        """Return the error of a failed run; empty if its trace cannot be read. Only the trace has
-        the error, so errors are cached.
+        """Return the error of a failed run; empty if its trace cannot be read. Errors are cached,
+        because only the traces contain them, and reading a trace takes longer than reading the
+        list.
         """
         if run_id not in errors:
             with suppress(NotFound, StoreFailed):

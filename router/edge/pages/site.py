@@ -56,8 +56,8 @@ class Site:
     it does not use itself.
 
     Every request that changes something is a POST with the CSRF token of the session. The token is
-    in the form field `csrf`, whose value templates have as `csrf`, or in the header `X-CSRF-Token`,
-    which htmx sends.
+    in the form field `csrf`, for which templates have the variable `csrf`, or in the header
+    `X-CSRF-Token`, which htmx sends.
     """
 
     def __init__(self, access: Access) -> None:
@@ -84,8 +84,8 @@ class Site:
             for name, content in self._static.items()
         }.__getitem__
         self._forms: dict[str, tuple[str, dict[str, Any]]] = {"/sign-in": ("sign_in.html", {})}
-        """Templates of the pages that show their form again if it is refused, by path, each with
-        further values.
+        """Templates of the pages whose form is shown again if its submission fails, by path, each
+        with further variables for the template.
         """
         self.routes: list[web.RouteDef] = []
         self._templates.globals["pages"] = self._paths = set[str]()
@@ -103,10 +103,10 @@ class Site:
         self._route("POST", path, page, scope)
 
     def form(self, path: str, page: Page, template: str, **values: Any) -> None:
-        """Serve a form at `path`; `page` handles its submission. If that fails, show the form again
-        with the values as typed. In the template, these variables are defined: `values`, `message`
-        (why it failed; empty for a new form), `invalid` (True if a value is why) and `typed` (the
-        values of its fields; empty for a new form).
+        """Serve a form at `path`; `page` handles its submission. If that fails, the form is shown
+        again with the values as typed. The template can use the variables in `values`, and
+        `message` (why the submission failed; empty for a new form), `invalid` (True if it failed
+        because of a value) and `typed` (the values of the fields; empty for a new form).
         """
         self._forms[path] = template, values
         self.get(path, self._form_or_error)
@@ -119,7 +119,7 @@ class Site:
         status: int = 200,
         **values: Any,
     ) -> web.Response:
-        """Render a page from a template. In the template, these variables are defined: `values`,
+        """Render a page from a template. The template can use the variables in `values`, and
         `request`, `identity` (the user; None before sign-in) and `csrf` (the CSRF token).
         """
         token = self._sessions.token(_cookie(request))

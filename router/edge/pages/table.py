@@ -137,8 +137,8 @@ def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
 
 
 def number(text: str) -> int:
-    """Return a number in a URL as int. Raises `BadRequest` if it is not a number from 0 on, of at
-    most nine digits.
+    """Return a number in a URL as int. Raises `BadRequest` if it is not a number of one to nine
+    digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise BadRequest(f"{text[:20]!r} is not the number of a row, column or agent.")

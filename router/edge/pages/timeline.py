@@ -53,8 +53,9 @@ class Lane(Frozen, gc=False):
     conversation: Conversation | None = None
     """The agent's conversation with its model; None if unknown."""
     place: tuple[int, ...] = ()
-    """Place among the lanes. Equal for the agents of a sub-query, which are a manager and its
-    workers, and for all agents that work on a row of a table, or on discoveries.
+    """Sort key of the group of lanes to which the lane belongs. A manager and its workers are a
+    group; in a table, all agents that work on the same row are a group, and those that discover
+    rows.
     """
 
     @property
@@ -87,8 +88,8 @@ class QuotedPassage(Frozen):
 
 
 class Agents:
-    """The agents of a run, and the lanes of some of them: a large table has thousands of agents, of
-    which a page shows a few.
+    """The agents of a run. Their lanes are only built on request, because a large table has
+    thousands of agents, of which a page shows a few.
     """
 
     def __init__(self, run: Run) -> None:
@@ -117,8 +118,8 @@ class Agents:
         agents = dict.fromkeys((*self._works, *self._calls, *waiting))
         self.ids: list[AgentId] = sorted(filter(self._is_shown, agents), key=self._place)
         """The agents in the order of their lanes: first condenser and delegator, then those of
-        sub-queries by the sub-queries' numbers, then answerer and judge. A manager comes before
-        its workers. In a table, agents for the same row stand together.
+        sub-queries by the sub-queries' numbers, then answerer and judge. A manager comes before its
+        workers. In a table, agents for the same row are next to each other.
         """
 
     @property

@@ -25,7 +25,7 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
     "year": (366 * 24 * _HOUR_S, "month"),
 }
 """The time spans that users can choose, each with its length in seconds, and with the unit of time
-for which one bar of the chart is drawn.
+that one bar of the chart covers.
 """
 _SERIES = 6
 """Max number of series in the chart, one for each colour. If there are more groups, the last series
@@ -128,7 +128,7 @@ def _columns(
     """Return the bars of the chart: for every hour, day or month of the time span, tokens and
     billionths of a dollar by series. Groups without a series are added to the last series.
 
-    `starts`: has the labels of the hours, days or months.
+    `starts`: its keys are the labels of the hours, days or months.
     """
     form = _LABELS[query.bucket or "hour"]
     columns: dict[str, dict[str, tuple[int, int]]] = {label: {} for label in starts}
@@ -143,8 +143,9 @@ def _columns(
 
 
 async def _left(accounts: Accounts, tenant: Tenant) -> list[tuple[str, str, int, int]]:
-    """Return the limits of a tenant, each as the tenant's name, the unit and period of the limit,
-    such as `tokens a day`, the limit, and the amount spent in the current period.
+    """Return the limits of a tenant per day and month, each as the tenant's name, the unit and
+    period of the limit (such as `tokens a day`), the limit, and the amount spent in the current
+    period.
     """
     now = datetime.now(UTC)
     periods = {"day": f"{now:%Y-%m-%d}", "month": f"{now:%Y-%m}"}

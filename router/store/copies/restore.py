@@ -10,9 +10,9 @@ from router.store.migration import steps
 
 
 async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: bool) -> str:
-    """Copy a backup to the empty file `target`, and rename the store whose place it takes: the
-    SQLite database `store` and its log. Return what their names end with now; empty if there is no
-    store.
+    """Copy a backup to the empty file `target`. Rename the store that it replaces, if there is one:
+    the SQLite database `store` and its log. Return the suffix that was added to their names; empty
+    if there was no store.
 
     `log`: folder of the log, which this process has locked. `force`: False to raise `BadConfig` if
     there is a store. Raises `BadConfig` also if the backup is damaged, or if this release cannot
@@ -36,13 +36,16 @@ async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: 
             if steps(connection) is None:
                 raise BadConfig("it has no tables; restore another backup")
         if segments(default_log(backup)):
-            raise BadConfig("some of its runs are only in its log; make a backup of it first")
+            raise BadConfig(
+                "some of its runs are only in its log; make a backup of it with `rolegate store "
+                "backup`, and restore that"
+            )
         await Database(engine).copy(target)
 
     end = f".replaced-{datetime.now(UTC):%Y%m%dT%H%M%SZ}" if old else ""
     for path in old:
-        # SQLite's own files, and a log next to the database, keep their endings, so that the store
-        # can be opened by its new name.
+        # For SQLite's own files, and a log next to the database, insert the suffix before the
+        # ending (`-wal`, `-shm` or `.log`), so that the store can be opened by its new name.
         _, found, own_end = str(path).partition(str(store))
         path.rename(f"{store if found else path}{end}{own_end}")
     return end

@@ -1,8 +1,8 @@
 """Export of a database as JSON lines, and import into an empty database of any kind.
 
-Each row is a line, in an order in which rows only refer to earlier ones. The fields of the lines
-follow from the columns of the tables. The first and the last line have the revision of the tables
-and the number of rows before them, so that a file that was cut off is recognised.
+Each row is a line, in an order in which rows only refer to earlier rows. The fields of a line are
+the columns of its table. The first and the last line contain the revision of the tables and the
+number of rows before the line, so that an import recognises a truncated file.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,8 @@ from router.store.migration import lock, revision_of
 from router.store.schema import LOGS, METADATA, REVISION, SCHEMA
 
 _TAG = "table"
-"""Field of each line that has the name of the row's table, or `store` in the first and last line.
+"""Field of each line. Its value is the name of the row's table, or `store` in the first and last
+line.
 """
 _PIECE = 32
 """Number of rows that are in memory at the same time. The trace of a run can have megabytes."""
@@ -29,9 +30,11 @@ _LOST = """
 INSERT INTO gateways (log, session) SELECT DISTINCT log, 0 FROM runs
 WHERE status = 'running' AND log NOT IN (SELECT log FROM gateways)
 """
-"""Adds gateways that hold no lock, so that the gateways of the database close their runs."""
+"""Adds a row for the gateway of each run that was running at the time of the export. No process
+holds the lock of such a gateway, so other gateways fence it, and close its runs.
+"""
 Progress = Callable[[int], None]
-"""A function that is called with the number of rows so far."""
+"""A function that is called repeatedly, with the number of rows written or inserted so far."""
 
 
 class Edge(Frozen, tag_field=_TAG, tag="store"):
@@ -116,7 +119,8 @@ def _rows(file: Path) -> Iterator[msgspec.Struct]:
         if revision != REVISION:
             raise BadConfig(
                 f"{file}: has revision {revision}, and this release imports revision {REVISION}; "
-                "import it with the release that exported it. A later release upgrades that store."
+                "import it with the release that exported it. Later releases can upgrade that "
+                "store with `rolegate store upgrade`."
             )
         for number, text in enumerate(lines):
             line = _decode(text)
@@ -129,8 +133,8 @@ def _rows(file: Path) -> Iterator[msgspec.Struct]:
 
 
 def _continue(connection: Connection) -> None:
-    """Continue the sequences, and let gateways close the runs that were running at the time of the
-    export.
+    """Make sequences continue after the imported numbers, and let gateways close the runs that were
+    running at the time of the export.
     """
     if connection.dialect.name == "sqlite":
         connection.execute(LOGS.delete())  # the store begins a new log

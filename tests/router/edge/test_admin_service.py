@@ -266,7 +266,7 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         (
             "UpdateTenant",
             made(pb.Tenant(name="a", indexes=["uploads/b"]), "indexes"),
-            "index 'uploads/b': the config's indexes are default, shared.",
+            "index 'uploads/b': is not in the config; use one of default, shared.",
         ),
         (
             "UpdateTenant",

@@ -102,7 +102,7 @@ async def test_an_engine_without_adapters_is_refused(
     """The error says how to start the engine."""
     async with adapter_server(updating=False) as server:
         with pytest.raises(
-            BadVersion, match=r"set engines\.….adapter_rank, or start it with --enable-lora"
+            BadVersion, match=r"set engines\.NAME.adapter_rank, or start it with --enable-lora"
         ):
             await Adapters(session, server.base_url).load(NAME, adapter(tmp_path))
 

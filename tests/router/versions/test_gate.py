@@ -240,7 +240,7 @@ def test_a_canary_s_pairs_count_in_equal_numbers() -> None:
     )
     _, figures, reason = decide(pairs, RULE, "canary")
     assert (figures.trials, figures.judged) == (10, 7)
-    assert "2 more trials count later, with as many of runs that the other version served" in reason
+    assert "2 more trials count later, when the other version has served as many" in reason
     assert decide([pair(True, False, served=True)] * 500, RULE, "canary")[1].trials == 0
 
 

@@ -218,7 +218,7 @@ def test_a_tenant_is_given_indexes_of_the_config(commands: Commands, config: Pat
     assert commands.read("tenants set acme --redact")["indexes"] == ["acme", "shared"]
     assert "acme, shared" in commands.run("tenants list")[0]
     _, err = commands.run("tenants set acme --index other", status=1)
-    assert "index 'other': the config's indexes are default, acme, shared." in err
+    assert "index 'other': is not in the config; use one of default, acme, shared." in err
     assert commands.read("tenants show acme")["indexes"] == ["acme", "shared"]
 
 

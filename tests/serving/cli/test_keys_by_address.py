@@ -114,7 +114,7 @@ async def test_a_refused_request_is_reported_in_one_line(
         ("keys revoke 0badf00d", "'0badf00d': there is no such key"),
         ("keys create --tenant acme --scope operate", "scope operate: only a key without a tenant"),
         ("tenants show nobody", "no tenant 'nobody'; the tenants are: default."),
-        ("tenants set acme --index other", "index 'other': the config's indexes are"),
+        ("tenants set acme --index other", "index 'other': is not in the config"),
         ("keys expire 0badf00d", "give --after or --never"),
     ):
         out, err = await command(line, status=1)
