@@ -54,7 +54,7 @@ class Options(StepOptions):
 
     config: Path
     questions: Path
-    """JSON lines file of held-out questions with right answers, or of tables with right rows"""
+    """file of held-out questions with right answers, or of tables with right rows (JSON lines)"""
     executors: tuple[str, ...] = (BASE,)
     """executors to compare: base (the config's executor), teacher (the config's teacher), or
     folders of adapters; the first is the baseline

@@ -74,8 +74,8 @@ class Options(StepOptions):
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
     """result folders of `rolegate sft rollout` or `rolegate sft mine`"""
     mix: str = ""
-    """STRATUM=N,…: max samples of each stratum, as listed above (default: no limits); the paper
-    uses student_single=1000,teacher_single=500,teacher_multi=668
+    """max samples of each stratum listed above, as STRATUM=N,… (default: no limits); the paper uses
+    student_single=1000,teacher_single=500,teacher_multi=668
     """
     none: bool = False
     """do not filter: keep all trajectories with a report, as a baseline that shows the filter's
@@ -84,8 +84,8 @@ class Options(StepOptions):
     best: bool = False
     """keep only the best run of each group; for folders of `rolegate sft rollout --group`"""
     exclude: tuple[Path, ...] = ()
-    """JSON lines files of held-out questions; leave out rollouts whose question or sub-query is the
-    same as, or nearly the same as, a held-out question
+    """files of held-out questions (JSON lines); leave out rollouts whose question or sub-query is
+    the same as, or nearly the same as, a held-out question
     """
     seed: int = 1
     """seed for choosing samples at random when a stratum has more samples than --mix allows"""

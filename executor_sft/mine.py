@@ -61,7 +61,7 @@ class Options(RolloutOptions):
     tenant: str | None = None
     """use only runs of this tenant (default: all tenants)"""
     evaluation: tuple[Path, ...] = ()
-    """JSON lines files of held-out questions; leave out stored questions that are the same as, or
+    """files of held-out questions (JSON lines); leave out stored questions that are the same as, or
     nearly the same as, a held-out question
     """
     yes: bool = False

@@ -37,7 +37,7 @@ class Options(ConnectionOptions, kw_only=True):
     work: Path
     """folder for the result folders of all steps; the same command with the same folder resumes"""
     evaluation: Path
-    """JSON lines file of held-out questions with right answers; they are never trained on"""
+    """file of held-out questions with right answers (JSON lines); they are never trained on"""
     model: Path | None = None
     """folder of the student's weights (default: the model that the executor's engine serves)"""
     recipe: str = "mini"
@@ -45,8 +45,8 @@ class Options(ConnectionOptions, kw_only=True):
     TOML file
     """
     mix: str = ""
-    """STRATUM=N,…: max trajectories of each stratum; see `rolegate sft filter --help` (default: no
-    limits)
+    """max trajectories of each stratum, as STRATUM=N,…; see `rolegate sft filter --help` (default:
+    no limits)
     """
     min_trajectories: Count = 100
     """stop before the training if fewer trajectories pass the filter; for comparison, 500 questions

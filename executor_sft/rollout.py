@@ -87,7 +87,7 @@ class RolloutOptions(StepOptions, kw_only=True):
     concurrency: Count = 8
     """number of questions to work on at the same time"""
     ray: str | None = None
-    """Ray cluster to work on: local (this machine's cores), or HOST:PORT of the cluster's head
+    """work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head
     (default: work in this process)
     """
     capped: Count = 3
@@ -100,9 +100,10 @@ class Options(RolloutOptions, kw_only=True):
     """Options of `rollout`."""
 
     questions: Path
-    """JSON lines file of questions with right answers, or of requests for tables"""
+    """file of questions with right answers, or of requests for tables (JSON lines)"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out questions that equal or resemble a held-out question
+    """files of held-out questions (JSON lines); leave out questions that are the same as, or nearly
+    the same as, a held-out question
     """
     group: Annotated[int, Meta(ge=2)] | None = None
     """answer each question this many times, without a teacher (default: run teacher and student)"""

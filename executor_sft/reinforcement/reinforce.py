@@ -68,9 +68,10 @@ class Options(StepOptions):
 
     config: Path
     questions: Path
-    """JSON lines file of questions with right answers, or of tables with right rows"""
+    """file of questions with right answers, or of tables with right rows (JSON lines)"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out questions that equal or resemble a held-out question
+    """files of held-out questions (JSON lines); leave out questions that are the same as, or nearly
+    the same as, a held-out question
     """
     recipe: str = "marl-mini"
     """recipe with the settings of the training: marl-mini, or a TOML file"""

@@ -26,7 +26,7 @@ class Options(Frozen):
     groups: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft rollout --group`"""
     out: Path
-    """JSON lines file to write the rows to"""
+    """file to write the rows to (JSON lines)"""
     recipe: str = "marl-mini"
     """recipe with the settings: marl-mini, or a TOML file"""
     roles: tuple[Trained, ...] = ("delegator", "executor")

@@ -62,8 +62,8 @@ class Options(StepOptions):
 
     config: Path
     seeds: Path | None = None
-    """JSON lines file of seeds: documents with title and text, or requests for tables with question
-    and columns (default: sample passages of the config's index)
+    """file of seeds (JSON lines): documents with title and text, or requests for tables with
+    question and columns (default: sample passages of the config's index)
     """
     second: Path | None = None
     """config that gives the second answer to each request (default: the same config, with another
@@ -72,7 +72,9 @@ class Options(StepOptions):
     executor: str = BASE
     """base (the config's executor), or the folder of an adapter for the executor"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out requests that equal or resemble a held-out question"""
+    """files of held-out questions (JSON lines); leave out requests that are the same as, or nearly
+    the same as, a held-out question
+    """
     consistency: _Part = 0.9
     """keep a table only if its two answers agree with at least this item F1 (F1 over cells)"""
     min_rows: Count = 3
