@@ -192,7 +192,7 @@ def base_files(model: Path, dataset: Path) -> dict[str, Path]:
     weights = next((model / name for name in WEIGHTS if (model / name).is_file()), None)
     if weights is None or not (model / "config.json").is_file():
         raise BadConfig(
-            f"{model}: is not the folder of a model; name a folder with config.json and "
+            f"{model}: is not a folder of a model; name a folder with config.json and "
             f"{' or '.join(WEIGHTS)}."
         )
     made_for = read_manifest(dataset).origin.inputs

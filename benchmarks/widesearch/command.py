@@ -138,7 +138,7 @@ async def measure(options: Options) -> Figures:
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "wrong combination of options: pass either --no-judge, or --judge with --config. The "
+            "wrong combination of options: give --no-judge, or --judge with --config. The "
             "topologies wide_written and wide_single always need --config."
         )
     if written and options.address:

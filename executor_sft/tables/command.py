@@ -80,7 +80,7 @@ class Options(StepOptions):
     min_rows: Count = 3
     """keep a table only if it has at least this many rows"""
     support: _Part = 0.8
-    """keep a table only if at least this share of its cells has a value; every value is in a
+    """keep a table only if at least this share of its cells has a value; a value must be in a
     passage
     """
     limit: Count = 100
