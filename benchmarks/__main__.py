@@ -17,15 +17,15 @@ from serving.terminal import complain
 BENCHMARKS = {
     "mini": (
         "mini",
-        "exact match on questions about an unseen mini world, and which role loses answers",
+        "exact match on questions about an unseen mini world, and the losses of each role",
     ),
     "retrieval": (
         "retrieval",
-        "share of the gold evidence that dense, lexical and fused retrieval find",
+        "share of the needed evidence that dense, lexical and fused retrieval find",
     ),
     "large-index": (
         "large_index",
-        "time, memory, recall and speed of large indexes, with factories of FAISS",
+        "time, memory, recall and speed of large indexes of several FAISS types",
     ),
     "datasets": ("datasets.command", "count, check, sample and convert public data sets"),
     "sweep": (
@@ -47,7 +47,7 @@ BENCHMARKS = {
     ),
     "made-tables": (
         "made_tables",
-        "how far the agreement of two answers vouches for the tables of `sft tables`",
+        "how many of the tables that `sft tables` keeps are right",
     ),
     "filtering": (
         "filtering",
@@ -55,7 +55,7 @@ BENCHMARKS = {
     ),
     "marl-mini": (
         "marl_mini.command",
-        "multi-agent reinforcement learning of a tiny lead and its readers, with ablations",
+        "multi-agent reinforcement learning with a tiny model, with ablations",
     ),
     "loop": (
         "loop",

@@ -1,17 +1,17 @@
-"""Time saved by early dispatch. The delegator writes its sub-queries as one block, a JSON list.
-With early dispatch, an executor starts on a sub-query as soon as its closing quote is written;
-without, only when the whole block is written.
+"""Measure the time that early dispatch saves. The delegator writes its sub-queries as a JSON list,
+called a block. With early dispatch, an executor starts on a sub-query as soon as the sub-query's
+closing quote is written; without it, only when the whole block is written.
 
-Measures the wall time of questions with one block, by two gateways in front of the same simulated
-models, which write at a set speed. One gateway dispatches early, the other does not. Both get each
-question at the same time, so that other load on the machine affects both.
+Two gateways answer questions with one block, and their wall times are compared. One gateway
+dispatches early, the other does not. Both use the same simulated models, which write at a set
+speed. Both get each question at the same time, so that other load on the machine affects both.
 
 A sub-query has about 25 tokens. The delegator writes one block and then stops; executors search
 once or twice and report; the answerer writes one sentence. Early dispatch cannot start the last
-sub-query of a block sooner, but the others finish sooner and leave the engine free for it. So the
-gain depends on the executors' engines. With `shared`, the executors of a question share an engine
-that serves two calls at full speed, like a small or busy one. With `alone`, every executor has full
-speed.
+sub-query of a block sooner, but the other sub-queries finish sooner, and then the last one has the
+engine for itself. So the gain depends on the executors' engines. With `shared`, the executors of a
+question share an engine that serves only two calls at full speed, like a small or busy engine. With
+`alone`, every executor has full speed.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
 _ENGINES = {"shared": 2, "alone": 1000}
-"""Number of a question's calls that each kind of engine serves at full speed."""
+"""Number of concurrent calls of a question that each kind of engine serves at full speed."""
 _PAIRS_AT_ONCE = 2
 """Questions asked at the same time, each through both gateways."""
 _ANSWERS_PER_S = 100.0
@@ -59,15 +59,15 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     questions: Count = 6
-    """Number of questions per setting."""
+    """number of questions per setting"""
     blocks: tuple[int, ...] = (1, 2, 4, 8)
-    """Measure blocks with these numbers of sub-queries."""
+    """numbers of sub-queries in a block to measure"""
     speeds: tuple[float, ...] = (
         25.0,
         50.0,
         100.0,
     )
-    """Measure these generation speeds of the delegator, in tokens per second."""
+    """generation speeds of the delegator to measure, in tokens per second"""
 
 
 class Setting(Frozen):
@@ -81,8 +81,8 @@ class Setting(Frozen):
     """Kind of the executors' engine: a key of `_ENGINES`."""
 
     def question(self, number: int) -> str:
-        """Return a question whose text contains this setting, so that the simulated models can
-        follow it. Questions of different numbers have no sub-query in common.
+        """Return a question whose text contains this setting, which the simulated models read from
+        it. Questions with different numbers have no sub-query in common.
         """
         fields = {"number": number, **msgspec.structs.asdict(self)}
         return " ".join(f"{name}={value}" for name, value in fields.items())
@@ -96,11 +96,11 @@ class SettingTimes(Setting, kw_only=True):
     with_s: float
     """Seconds with early dispatch."""
     gain: float
-    """Share of the time that early dispatch saves; the median over questions."""
+    """Share of the time that early dispatch saves, as the median over questions."""
 
 
 class Figures(Frozen):
-    """Times in all settings. Typical is a block of 4 sub-queries at 50 tokens per second."""
+    """Times in all settings. A block of 4 sub-queries at 50 tokens per second is typical."""
 
     rows: list[SettingTimes]
 
@@ -152,8 +152,8 @@ def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:
 
 
 class _Paced:
-    """Simulated models that write at the speed that the question's text sets. The executors of a
-    run share the speed of their engine.
+    """Simulated models that write at the speed in the question's text. The executors of a run share
+    the speed of their engine.
     """
 
     def __init__(self) -> None:
@@ -189,8 +189,8 @@ class _Paced:
 
 
 def _written(text: str, speed: Callable[[], float]) -> Reply:
-    """Return a reply that streams `text` token by token, split about as a tokenizer does. `speed`:
-    returns the current tokens per second.
+    """Return a reply that streams `text` token by token, split roughly as a tokenizer does.
+    `speed`: returns the current number of tokens per second.
     """
     tokens = re.findall(r"\s*(?:\w+|[^\w\s]+)", text)
     return Reply(tokens, _FIRST_TOKEN_S, lambda: 1 / speed())
@@ -198,7 +198,7 @@ def _written(text: str, speed: Callable[[], float]) -> Reply:
 
 def _block(setting: dict[str, str]) -> str:
     """Return a block of sub-queries of about 25 tokens each. Their texts contain the parts of the
-    setting that executors follow.
+    setting that the simulated executors need.
     """
     carried = " ".join(f"{name}={setting[name]}" for name in ("number", "engine"))
     sub_queries = [

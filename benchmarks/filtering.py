@@ -1,6 +1,6 @@
-"""Effect of the filter (`rolegate sft filter`). The same untuned executor is trained twice, on
-unfiltered and on filtered trajectories. The resulting executors are compared with the untuned one
-on questions about a held-out world.
+"""Measure the effect of `rolegate sft filter`. The same untuned executor is trained twice: on
+unfiltered and on filtered trajectories. Both resulting executors, and the untuned one, answer
+questions about a held-out world.
 """
 
 from pathlib import Path
@@ -24,12 +24,12 @@ _CONCURRENCY = 32
 _HELD_OUT = 13
 """Seed of the held-out world."""
 _ARMS = {"unfiltered": ["--none"], "filtered": []}
-"""Arms of the experiment, by the trajectories that they are trained on, with the flags of the
-filter.
+"""Arms of the experiment, named after their training trajectories, with the flags for `rolegate sft
+filter`.
 """
 _MIX = "student_single=1000,teacher_single=500,teacher_multi=668"
-"""Max trajectories of each stratum, as in the paper. Both arms have these limits, so that they
-differ in the kind of data and hardly in its amount.
+"""Max trajectories of each stratum, as in the paper. Both arms have these limits, so that their
+data differ in kind, but hardly in amount.
 """
 
 
@@ -42,22 +42,22 @@ class Options(harness.Options):
         9003,
         9004,
     )
-    """Seeds of the training worlds."""
+    """seeds of the training worlds"""
     questions: Count = 300
-    """Number of questions per training world."""
+    """number of questions per training world"""
     asked: Count = 200
-    """Number of questions about the held-out world, for the evaluation."""
+    """number of questions about the held-out world, for the evaluation"""
     work: Path | None = None
-    """Folder for the results of each step; the same command with the same folder resumes (default:
-    a temporary folder).
+    """folder for the results of each step; the same command with the same folder resumes (default:
+    a temporary folder)
     """
 
 
 class Figures(Frozen):
-    """Evaluation of the untuned executor and of the executors that were trained from it."""
+    """Evaluation of the untuned executor and of the executors that both arms trained."""
 
     trajectories: dict[str, int]
-    """Number of trajectories that each arm was trained on."""
+    """Number of training trajectories of each arm."""
     evaluation: Evaluation
 
 

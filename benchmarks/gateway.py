@@ -1,12 +1,13 @@
-"""Gateway in a separate process, and the simulated models that it calls: `python -m
-benchmarks.gateway CONFIG DOUBLES…`.
+"""Run a gateway in a separate process (`python -m benchmarks.gateway CONFIG DOUBLES…`), with
+simulated models.
 
 The process listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its
-standard input is closed. DOUBLES replace parts of the gateway: `retriever` replaces the configured
-retrieval by one inside the process; `no-store` replaces the store by one that keeps nothing.
+standard input is closed. DOUBLES name parts of the gateway to replace: `retriever` replaces the
+config's retrieval with one inside the process; `no-store` replaces the store with one that stores
+nothing.
 
-The simulated models answer every question as if it had two hops. They need 3 calls of the
-delegator, 2 executions with 2 calls and one search each, and 1 call of the answerer.
+The simulated models answer every question as if it had two hops. A run has 3 calls of the
+delegator, 2 sub-queries with 2 calls and one search each, and 1 call of the answerer.
 """
 
 import asyncio
@@ -50,8 +51,8 @@ _PASSAGE = Passage(
 
 
 def canned(asked: ChatRequest) -> str:
-    """Return the text that the requested role writes. Sub-queries and search queries repeat the
-    question, so that different questions have none in common.
+    """Return the text that the simulated model of a role writes. Sub-queries and search queries
+    contain the question, so that different questions have no queries in common.
     """
     about = asked.texts[1] if len(asked.texts) > 1 else ""
     turns = len(asked.texts)
@@ -71,7 +72,7 @@ def canned(asked: ChatRequest) -> str:
 
 
 def at_once(asked: ChatRequest) -> Reply:
-    """Return the reply of the requested role, without any delay."""
+    """Return the reply of `canned`, without any delay."""
     return Reply.of(canned(asked))
 
 
@@ -94,10 +95,10 @@ class OnePassage:
 
 @asynccontextmanager
 async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, str]]:
-    """Start simulated models and a retrieval service in this process. Yield the models' server and
-    the address of the retrieval service.
+    """Start simulated models and a retrieval service in this process. Yield the server of the
+    models, and the address of the retrieval service.
 
-    `behaviours`: how the models reply; by default, as `at_once`.
+    `behaviours`: how the models reply; by default, with `at_once`.
     """
     async with serving() as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))
@@ -122,8 +123,8 @@ def canned_config(
     roles: Mapping[str, Mapping[str, Any]] | None = None,
     **sections: Mapping[str, Any],
 ) -> Path:
-    """Write the config of a gateway with simulated models into `folder`, and return its path. The
-    gateway's store will be in the same folder, and its report cache is off by default.
+    """Write the config of a gateway with simulated models into `folder`, and return the config's
+    path. The gateway's store is in the same folder, and its report cache is off by default.
 
     `base_urls`: base URLs of the models; all after the first are replicas. `retrieval`: address of
     the retrieval service. `roles`: further keys of each role. `sections`: further keys of each

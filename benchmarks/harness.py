@@ -1,8 +1,9 @@
-"""Running a benchmark: command-line options, figures, child processes, meters of CPU and memory.
+"""Run a benchmark: command-line options, figures, child processes, and measurements of CPU and
+memory.
 
-A benchmark is a module with a struct `Options` and a function `measure`. The fields of `Options`
-are the command-line options. `measure` takes them and returns a struct of figures. If the figures
-have a field `checks` and one of these checks fails, the exit status is 1.
+A benchmark is a module with a struct `Options`, whose fields are the command-line options, and a
+function `measure`, which takes the options and returns a struct of figures. If the figures have a
+field `checks` and one of these checks fails, the exit status is 1.
 """
 
 import asyncio
@@ -32,26 +33,26 @@ _EXIT_S = 30.0
 
 
 class Check(Frozen):
-    """A condition that must hold, with the result of checking it."""
+    """A condition that must hold, and whether it does."""
 
     check: str
     """The condition in words."""
     held: bool
     seen: str = ""
-    """The observation that decided it, in words."""
+    """The observed value, in words."""
 
 
 class Options(Frozen, kw_only=True):
     """Options of every benchmark."""
 
     json: Path | None = None
-    """Also write the figures to this file."""
+    """also write the figures to this file, as JSON"""
 
 
 def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
     """Run a benchmark, print its figures, and return the exit status: 1 if a check failed, else 0.
 
-    `name`: the benchmark's command. `benchmark`: its module. Raises `RolegateError`.
+    `name`: command of the benchmark. `benchmark`: module of the benchmark. Raises `RolegateError`.
     """
     options = parse(benchmark.Options, f"bench {name}", arguments, benchmark.__doc__)
     errors_only()
@@ -104,7 +105,7 @@ class Child(Frozen):
 
 @asynccontextmanager
 async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
-    """Run `python -m module arguments…` in a child process, and yield the process when it is ready.
+    """Run `python -m MODULE ARGUMENTS…` in a child process, and yield the process when it is ready.
 
     The program must print a line when it is ready, and run until its standard input is closed,
     which happens on exit. Raises `RolegateError` if the program ends before it is ready.
@@ -140,22 +141,22 @@ async def run_sft(command: str, *arguments: object) -> None:
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """Return the CPU time that a process has used since its start, in seconds, in user mode and in
-    the kernel.
+    """Return the CPU time, in seconds, that a process has used since its start, in user mode and in
+    the kernel together.
     """
     times = process.cpu_times()
     return float(times.user + times.system)
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """Return the number of bytes of memory that a process shares with no other process."""
+    """Return the memory, in bytes, that a process does not share with other processes."""
     return int(process.memory_full_info().uss)
 
 
 @asynccontextmanager
 async def watching(process: psutil.Process) -> AsyncIterator[list[tuple[int, int]]]:
-    """Sample a process while this context is open. Yield a list that grows by one sample at a time:
-    bytes of memory, and number of open files.
+    """Sample a process while the context is open. Yield a list to which the samples are appended:
+    (bytes of memory, number of open files).
     """
     samples = list[tuple[int, int]]()
 

@@ -1,10 +1,9 @@
-"""Time, memory, recall and speed of large indexes with several factories of FAISS.
+"""Measure time, memory, recall and speed of large indexes of several FAISS types.
 
-The vectors are synthetic: first those of the passages in `--data`, and then vectors between them:
-the vector of a passage plus half of the difference of two others, with the length 1. So they have
-the clusters and the directions of real vectors. The queries are the questions in `--data`. A
-measurement that is in the folder `--out` already is not repeated. A build that was interrupted
-continues.
+The first vectors are those of the passages in `--data`. Further vectors are synthetic: the vector
+of a passage plus half of the difference between two others, normalized. So they have clusters and
+directions like real vectors. The queries are the questions in `--data`. Measurements that are
+already in the folder `--out` are not repeated, and an interrupted build continues.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ from serving.retrieval.searcher import IndexSearcher
 _SHIFT = 0.5
 _TOP_K = 5
 _ALONE = 100
-"""Number of queries of a single caller."""
+"""Number of queries with a single caller."""
 _SAMPLE_S = 0.05
 _TIE = 1e-6
 
@@ -50,17 +49,17 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     data: tuple[Path, ...]
-    """Folders with corpus.jsonl and questions.jsonl."""
+    """folders with corpus.jsonl and questions.jsonl"""
     out: Path
-    """Folder of the indexes and of the measurements so far."""
+    """folder for indexes and measurements; measurements in it are not repeated"""
     passages: tuple[int, ...] = (10_000, 100_000, 1_000_000)
-    """Sizes of the indexes."""
+    """numbers of passages of the indexes"""
     factories: tuple[str, ...] = ("Flat", "HNSW32,SQ8", "IVF,SQ8", "IVF,PQ48")
-    """Index factory strings of FAISS. For `IVF` without a number, the benchmark chooses a number of
-    lists that suits the size of the index.
+    """index factory strings of FAISS; for IVF without a number, the benchmark chooses a number of
+    lists that suits the size of the index
     """
     memory_gb: float = 4.0
-    """Value of the config key `retrieval.memory_gb`: max memory of an index, in GiB."""
+    """max memory of an index in GiB, as the config key `retrieval.memory_gb`"""
 
 
 class Measured(Frozen):
@@ -71,19 +70,19 @@ class Measured(Frozen):
     reading_s: float
     """Seconds to read the passages."""
     storing_s: float
-    """Seconds to get their vectors, which takes no embedder, and to write them."""
+    """Seconds to compute the vectors, without a real embedder, and to write them."""
     filling_s: float
     """Seconds to train and fill the index, to measure its recall, and to publish it."""
     peak_gb: float
-    """Peak of the anonymous memory of the build, in GiB, with everything but mapped files."""
+    """Peak memory of the build without memory-mapped files, in GiB."""
     filling_gb: float
-    """Growth of that memory, to its peak, while the index is trained and filled."""
+    """Growth of the memory, up to its peak, while the index is trained and filled, in GiB."""
     index_gb: float
-    """Size of the index without the exact vectors, in GiB; 0 for `Flat`."""
+    """Size of the compact index, without the exact vectors, in GiB; 0 for `Flat`."""
     recall: dict[int, float]
-    """The recall of the manifest, with passages as queries."""
+    """Recall by `top_k`, from the index's manifest, with passages as queries."""
     question_recall: dict[int, float]
-    """Recall with the questions as queries."""
+    """Recall by `top_k`, with the questions as queries."""
     ms_of_1: float
     """Median milliseconds of a search by one caller, without embedding the query."""
     ms_of_64: float
@@ -99,7 +98,7 @@ class Figures(Frozen):
 
 
 class _Synthetic:
-    """An `Embedder` that computes a passage's vector from its number."""
+    """An `Embedder` that computes a passage's vector from the number at the start of its text."""
 
     identity = "synthetic"
     max_tokens = 100_000
@@ -150,7 +149,9 @@ def measure(options: Options) -> Figures:
 
 
 def _embed_once(options: Options, texts: Sequence[str]) -> None:
-    """Write the vectors of the passages and of the questions, unless they are there."""
+    """Embed the passages and the questions and write their vectors to the folder `--out`, unless
+    they are already there.
+    """
     names = options.out / "questions.json"
     if names.exists():
         return
@@ -163,8 +164,8 @@ def _embed_once(options: Options, texts: Sequence[str]) -> None:
 
 
 def _suited(factory: str, size: int) -> str:
-    """Return a factory with a number of lists: about four times the root of the number of passages,
-    and at most what the training allows.
+    """Return the factory string with a number of lists: about four times the square root of the
+    number of passages, but no more than the training allows.
     """
     lists = 2 ** min(math.ceil(math.log2(4 * math.sqrt(size))), int(math.log2(size / 39)))
     return re.sub(r"IVF\b", f"IVF{lists}", factory)
@@ -241,7 +242,9 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
 
 
 def _recall(index: Index, exact: FaissIndex, queries: Vectors) -> dict[int, float]:
-    """Return the mean share of the `top_k` exact hits that a search of the index finds."""
+    """Return, by `top_k`, the mean share of the exact search's hits that a search of the index
+    finds.
+    """
     nearest = exact.search(queries, _TOP_K)
     found = index.dense.search(queries, 8 * _TOP_K)
     return {

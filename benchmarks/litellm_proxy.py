@@ -1,5 +1,5 @@
-"""Ways to make a single model call: through the gateway's RPC `Complete`, or through LiteLLM's
-proxy server. They are compared by `benchmarks.overhead`.
+"""Make single model calls through the gateway's RPC `Complete`, or through LiteLLM's proxy server.
+`benchmarks.overhead` compares the two.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Load generators, which send requests with a fixed number in flight or at a fixed rate. Also a
+"""Load generators, which send requests with a fixed number in flight or at a fixed mean rate, and a
 client that asks with a deadline and reports how the request ended.
 """
 
@@ -23,11 +23,11 @@ ANSWERED = "answered"
 _STREAMS = 500
 """Max concurrent questions per connection; gateways allow 1,000."""
 _GRACE_S = 30.0
-"""Seconds that a client waits beyond the deadline, to measure how late the gateway is."""
+"""Seconds that a client waits after the deadline, to measure how late the gateway is."""
 
 
 def question(number: int) -> str:
-    """Return the question with this number. Questions of different numbers have no sub-query in
+    """Return the question with this number. Questions with different numbers have no sub-query in
     common.
     """
     return f"When was the director of film number {number} born?"
@@ -53,7 +53,7 @@ async def at_rate(
     per_s: float,
     seed: int = 0,
 ) -> list[Result]:
-    """Call `ask` for each item, with a mean of `per_s` calls per second. The gaps between calls are
+    """Call `ask` for each item, `per_s` calls per second on average. The gaps between calls are
     exponentially distributed, like those of independent callers. Return the results in the order of
     the items.
     """
@@ -70,7 +70,7 @@ async def at_rate(
 
 
 def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutine[Any, Any, float]]:
-    """Return a function that calls `ask` and returns how many seconds it took."""
+    """Return a function that calls `ask`, and returns the seconds that the call took."""
 
     async def measured(item: Item) -> float:
         begun = time.perf_counter()
@@ -81,7 +81,7 @@ def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutin
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """Return the value below which this share of `values` lies; 0 if there are no values."""
+    """Return the quantile of `values` for this share, such as 0.99; 0 if there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -89,7 +89,7 @@ def quantile(values: Iterable[float], share: float) -> float:
 @asynccontextmanager
 async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int], Awaitable[str]]]:
     """Connect to the gateway at `address`, with as many connections as `concurrency` needs. Yield a
-    function that asks the question with a number, and returns the id of its run.
+    function that takes a number, asks the question with that number, and returns the id of the run.
     """
     async with AsyncExitStack() as stack:
         count = -(-concurrency // _STREAMS)
@@ -102,18 +102,16 @@ async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int
 
 
 class Order(Frozen):
-    """A load: which questions to ask, and at which rate or with how many in flight."""
+    """A load: the questions to ask, and their rate or the number in flight."""
 
     first: int
     """Number of the first question."""
     questions: int
-    """How many questions to ask."""
+    """Number of questions to ask."""
     per_s: float = 0.0
-    """Mean number of questions per second. With 0, a question is asked as soon as another one has
-    been answered.
-    """
+    """Mean number of questions per second. If 0, `at_once` questions are kept in flight instead."""
     at_once: int = 1
-    """Questions in flight; used only if `per_s` is 0."""
+    """Number of questions in flight; used only if `per_s` is 0."""
 
 
 async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list[float]:
@@ -130,24 +128,25 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
 
 
 class LoadResult(Frozen):
-    """How one question or request for a table with a deadline ended."""
+    """How a question, or a request for a table, with a deadline ended."""
 
     outcome: str
-    """`answered`, or else the gateway's reason for the error, or else the gRPC status."""
+    """`answered`, or the reason of the gateway's error, or the gRPC status if there is no reason.
+    """
     typed: bool
-    """Whether the request ended in a defined way: with an answer, with an error of the gateway
-    other than INTERNAL, or by the client's own deadline.
+    """True if the request ended in a defined way: with an answer, with an error of the gateway
+    other than INTERNAL, or at the client's own deadline.
     """
     took_s: float
     deadline_s: float
     run_id: str = ""
     """Id of the run; empty if there was no answer."""
     attempts: int = 0
-    """Number of model calls of the run, as the answer's usage reports them."""
+    """Number of model calls of the run, according to the answer's usage."""
     tokens: int = 0
-    """Tokens of these calls."""
+    """Number of tokens of these calls."""
     rows: str = ""
-    """The table as text, see `rows_of`; empty for an answer."""
+    """The table as text (`rows_of`); empty for an answer."""
 
     @property
     def late_s(self) -> float:
@@ -165,11 +164,11 @@ async def ask_until(
     hurried: bool = False,
     columns: str = "",
 ) -> LoadResult:
-    """Ask a question, or for a table if `columns` are given, and return how that ended.
+    """Ask a question, or request a table if `columns` are given, and return how the request ended.
 
-    The text is also the request id. So a text that is sent again is the same request for the
-    gateway. `deadline_s`: seconds within which the gateway is configured to end the request; the
-    client waits longer, to measure a delay. `hurried`: the client itself gives up at `deadline_s`.
+    The text is also the request id, so that the gateway recognizes a repeated text as the same
+    request. `deadline_s`: seconds within which the gateway is configured to end the request; the
+    client waits longer, to measure delays. `hurried`: let the client give up at `deadline_s`.
     """
     begun = time.perf_counter()
     wait_s = deadline_s + (0.0 if hurried else _GRACE_S)
@@ -213,8 +212,8 @@ async def ask_until(
 def rows_of(table: Table) -> str:
     """Return a table as text, to compare tables: outcome, columns, and rows with their support.
 
-    Costs are removed, also in `table` itself. They differ between runs, as a resumed run reports
-    only what it spent itself.
+    Tokens and costs are removed, also in `table` itself, because a resumed run reports only its
+    own.
     """
     for row in table.rows:
         row.ClearField("tokens")

@@ -1,4 +1,4 @@
-"""The whole training loop, from logged traffic to a better executor in production. The questions
+"""Run the whole training loop, from stored runs to a better executor in production. The questions
 are about a mini world whose names no model has seen.
 
 1. A gateway serves the untuned executor. Clients ask questions and send the right answers as
@@ -41,9 +41,9 @@ from serving.engines.versions import MANIFEST, verified, write_version
 from serving.terminal import complain
 
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
-"""Stages in which questions are asked. `before` and `after`: the held-out questions, with the
-untuned and with the trained executor. `logged`: those that the training learns from. `swap` and
-`degraded`: while the gate decides about the trained and about the degraded version.
+"""Stages in which questions are asked. `before`, `after`: held-out questions, with the untuned and
+with the trained executor. `logged`: questions whose runs are the training data. `swap`, `degraded`:
+while the gate decides about the trained and about the degraded version.
 """
 ENDED = ("EXECUTOR_VERSION_STATE_ACTIVE", "EXECUTOR_VERSION_STATE_ROLLED_BACK")
 """States of a version after the gate's decision: promoted, or rolled back."""
@@ -51,15 +51,15 @@ _WORLD = 31
 """Seed of the world."""
 _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
-"""Seconds that the gate has for its last trials after the last answer."""
+"""Max seconds to wait for the gate's decision after the last answer."""
 _CANARY_SHARE = 0.5
-"""Share of the questions that the canary works on. Higher than the default, with which three fifths
-of the questions would not count as trials.
+"""Share of the questions that the canary works on. It is higher than the default, with which three
+fifths of the questions would not count as trials.
 """
 _NOISE = 2
-"""Standard deviation of the noise that degrades a version, relative to that of its weights. At 1,
-the mini executor is as good as without noise; at 2, three quarters of its turns are right; at 3,
-none are.
+"""Standard deviation of the noise that degrades a version, relative to the standard deviation of
+the weights. At 1, the mini executor is as good as without noise; at 2, three quarters of its turns
+are right; at 3, none are.
 """
 
 
@@ -67,25 +67,27 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     questions: Count = 500
-    """Number of questions whose runs are the training data."""
+    """number of questions whose runs are the training data"""
     held_out: Count = 200
-    """Number of held-out questions, which are asked before and after the training."""
+    """number of held-out questions, which are asked before and after the training"""
     max_questions: Count = 1500
-    """Max number of questions asked while the gate decides about a version."""
+    """max number of questions to ask while the gate decides about a version"""
     in_flight: Count = 8
-    """Number of questions asked at the same time."""
+    """number of questions to ask at the same time"""
     work: Path | None = None
-    """Folder for the world, the training steps and the versions (default: a temporary folder)."""
+    """folder for the world, the training steps and the versions (default: a temporary folder)"""
 
 
 class StageScores(Frozen):
-    """Results of the questions that were asked in a stage."""
+    """Results of the questions of one stage."""
 
     stage: Stage
     questions: int
     right: int
     failed: int
-    """Requests that ended with an error; malformed output of a model counts as a wrong answer."""
+    """Number of requests that ended with an error. Malformed output of a model counts as a wrong
+    answer instead.
+    """
     exact_match: float
     """Share of right answers."""
 
@@ -141,8 +143,8 @@ class QuestionRunner(Frozen):
         version: str,
         questions: Sequence[MiniQuestion],
     ) -> tuple[str, StageScores]:
-        """Ask questions until the gate has promoted or rolled back the version, or no question is
-        left. Return the version's state, and the results of the questions.
+        """Ask questions until the gate has promoted or rolled back the version, or until no
+        question is left. Return the version's state, and the results of the questions.
         """
         decided = asyncio.Event()
 
@@ -217,9 +219,9 @@ async def measure(options: Options) -> Figures:
 
 
 def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
-    """Write the world and the held-out questions. Return four lists of questions: held-out ones,
-    those to train from, and those to ask while the gate decides about the trained and about the
-    degraded version.
+    """Write the world and the held-out questions. Return four lists of questions: held-out
+    questions, questions for training, and questions to ask while the gate decides about the trained
+    and about the degraded version.
     """
     counts = options.held_out, options.questions, options.max_questions, options.max_questions
     exported = export(World(_WORLD, "test"), work / "world", sum(counts))

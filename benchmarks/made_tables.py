@@ -1,18 +1,19 @@
-"""`rolegate bench made-tables`: how far the agreement of two answers vouches for a made table.
+"""Measure how many of the tables that `rolegate sft tables` keeps are right, at different
+thresholds.
 
 Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as the
-questions of wide mini worlds. At each threshold of consistency, the kept and the dropped tables are
-compared with the right rows. Dropped tables are taken as they would have been made.
+questions of wide mini worlds. At each threshold of `--consistency`, the kept and the dropped tables
+are compared with the right rows. For a dropped table, the table is used that would have been made.
 
 kept, dropped    number of tables
-good             share of them with an item F1 of at least 0.95
+good             share of these tables with an item F1 of at least 0.95
 item f1          mean item F1
 cells right      mean share of a table's cells that are right (item precision)
 cells found      mean share of the right cells that are in the table (item recall)
 good kept        share of all good tables that are kept
 tokens per kept  tokens of all answers, per kept table
 
-A figure of no tables has no value.
+A figure without tables has no value.
 """
 
 from collections import Counter
@@ -32,7 +33,7 @@ from serving.cli.command import POSITIONAL
 _THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
 _GOOD = 0.95
 _MEASURES = {"item f1": "item_f1", "cells right": "item_precision", "cells found": "item_recall"}
-"""Fields of `TableScore` by the names of their means."""
+"""Fields of `TableScore`, by the names of their means in the figures."""
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
@@ -47,7 +48,7 @@ class Figures(Frozen):
     """Figures of the benchmark."""
 
     thresholds: dict[str, dict[str, float | None]]
-    """Each figure at each threshold."""
+    """Value of each figure at each threshold, by the names of both."""
 
 
 def measure(options: Options) -> Figures:
@@ -90,5 +91,5 @@ def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float | 
 
 
 def _share(part: float, whole: int) -> float | None:
-    """Return `part / whole`; None, and not 0, if there is nothing to share."""
+    """Return `part / whole`; None if `whole` is 0."""
     return part / whole if whole else None

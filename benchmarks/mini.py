@@ -1,9 +1,9 @@
-"""Exact match on questions about an unseen mini world, over gRPC, with real vLLM and real
-retrieval; and how much of it each role loses.
+"""Measure the exact match on questions about an unseen mini world, over gRPC, with real vLLM and
+real retrieval, and how much of it each role loses.
 
-Each question is answered in three ways: by a whole run; with the gold sub-queries, so that only
-executor and answerer can fail; and with the gold reports, so that only the answerer can fail. The
-loss of each role is the difference between two of these three exact matches.
+Each question is answered in three ways: by a whole run; with the right (gold) sub-queries given, so
+that only executor and answerer can fail; and with the right (gold) reports given, so that only the
+answerer can fail. The loss of each role is the difference between two of these exact matches.
 """
 
 import asyncio
@@ -44,13 +44,13 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     seed: int = 11
-    """Seed of the world; no model was trained on its names."""
+    """seed of the world; no model was trained on the world's names"""
     questions: Count = 200
-    """Number of questions about the world."""
+    """number of questions about the world"""
     models: Path | None = msgspec.field(name="config", default=None)
-    """Config that names the models (default: the preset mini)."""
+    """config with the models (default: the preset mini)"""
     in_flight: Count = 8
-    """Number of questions asked at the same time."""
+    """number of questions to ask at the same time"""
 
 
 class GroupScores(Frozen):
@@ -80,7 +80,7 @@ class Figures(Frozen):
 
     rows: list[GroupScores]
     delegation_turns: int
-    """Number of the delegator's turns that were judged."""
+    """Number of the delegator's turns that could be judged."""
     delegation_turns_right: float
     """Share of the judged turns that are right; see `QuestionRun.delegation_turns`."""
     executor_runs: int
@@ -89,8 +89,8 @@ class Figures(Frozen):
     two_search_share: float
     """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
-    """Share of right reports on those gold sub-queries that need only one search. A report is right
-    if it has the gold answer.
+    """Share of right reports on gold sub-queries that need only one search. A report is right if
+    its answer is the gold answer.
     """
     tokens: list[RoleTokens]
 
@@ -112,7 +112,7 @@ class QuestionRun(Frozen):
         """Return the number of right delegator turns, and the number of judged ones.
 
         A turn is right if its sub-queries follow from the reports that the delegator has seen, even
-        if these are wrong. Turns after a wrong turn are not judged.
+        if these reports are wrong. Turns after a wrong turn are not judged.
         """
         answers = iter([result.answer for result in self.run.results])
         gold_before = ""
@@ -197,8 +197,8 @@ async def _asked(channel: grpc.aio.Channel, prompt: str, question: MiniQuestion)
 async def _asked_run(
     channel: grpc.aio.Channel, question: MiniQuestion
 ) -> tuple[answer_pb.AnswerResponse, tuple[tuple[str, ...], ...]]:
-    """Answer a question by a whole run. Return the run, and the sub-queries of each round. If the
-    run fails because of malformed output, its response contains the results up to that point.
+    """Answer a question by a whole run. Return the response, and the sub-queries of each round. If
+    the run fails because of malformed output, the response has the results up to that point.
     """
     rounds: dict[int, list[str]] = {}
     results: dict[int, evidence_pb2.SubQueryResult] = {}
@@ -255,7 +255,7 @@ def figures_of(asked: Sequence[QuestionRun]) -> Figures:
 
 
 def _single_search_reports(result: QuestionRun) -> Iterator[bool]:
-    """Yield, for each gold sub-query that needs one search, whether its report is right."""
+    """Yield, for each gold sub-query that needs one search, True if the report is right."""
     pairs = zip(result.question.sub_queries, result.gold_results, strict=True)
     for sub_query, response in pairs:
         if len(sub_query.searches) == 1:

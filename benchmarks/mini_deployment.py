@@ -1,5 +1,5 @@
-"""The demo's models and retrieval, running without a gateway. So a benchmark can start and kill
-gateways that use them, without waiting for the models.
+"""The demo's models and retrieval, running outside of a gateway. So a benchmark can start and kill
+gateways that use them, without restarting the models.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -27,7 +27,9 @@ class MiniDeployment(Frozen):
     """Running engines of the mini models, and a running retrieval service."""
 
     of: Config
-    """Config from which they were started: the preset `mini`, with the documents of any world."""
+    """Config from which engines and retrieval were started: the preset `mini`, with the documents
+    of any world.
+    """
     engines: Mapping[str, str]
     """Base URL of each engine, by name."""
     retrieval: str
@@ -35,8 +37,8 @@ class MiniDeployment(Frozen):
     """
 
     def config(self, file: Path, *, versions: Path | None = None) -> Config:
-        """Write the config of a gateway that uses these engines to `file`, and return it. The
-        gateway has no report cache, and its store is in the folder of `file`.
+        """Write the config of a gateway that uses these engines to `file`, and return the config.
+        The gateway has no report cache, and its store is in the folder of `file`.
 
         `versions`: folder of published versions. If it is given, the gateway starts with the
         untuned executor.

@@ -1,17 +1,17 @@
-"""Time, CPU and memory that the gateway itself costs, measured with simulated models and compared
-with bare pipelines and LiteLLM.
+"""Measure the time, CPU and memory that the gateway itself needs, with simulated models, and
+compare them with bare pipelines and LiteLLM.
 
-paced  questions at a steady rate, with models that write one token at a time. Compared are three
-       gateways (by_address: retrieval over gRPC; in_process: retrieval inside the gateway's
-       process; no_store: in_process without a store) and two bare pipelines, P1 and P2
-cpu    the same variants except no_store, with 64 questions in flight and models that answer
-       immediately; and a third pipeline, SDK, which makes its model calls with LiteLLM's SDK
+paced  questions at a steady rate, with models that write one token at a time, for three gateways
+       (by_address: retrieval over gRPC; in_process: retrieval inside the gateway's process;
+       no_store: as in_process, but without a store) and two bare pipelines, P1 and P2
+cpu    64 questions in flight, with models that answer immediately, for the same variants except
+       no_store, and a third pipeline, SDK, which makes its model calls with LiteLLM's SDK
 proxy  single model calls through the gateway's RPC Complete and through LiteLLM's proxy server
        (the latter needs --litellm)
 load   CPU time and memory per question, with few and with many questions in flight
 
-P1 runs on aiohttp and plain asyncio, with retrieval over gRPC. P2 runs on uvloop, parses bytes as
-they are pushed to it, and has retrieval inside its process.
+P1 uses aiohttp and plain asyncio, with retrieval over gRPC. P2 uses uvloop, parses bytes as they
+arrive, and has retrieval inside its process.
 
 Added time is the time of an answer minus the time during which at least one of its model calls was
 in progress. Variants are measured in alternating order. Each variant has its own process, and so
@@ -150,7 +150,7 @@ _FIGURES: dict[Part, list[Wanted]] = {
     ],
 }
 _NUMBERS_PER_ROUND = 1_000_000
-"""Number of question numbers that are reserved for each round."""
+"""Size of the range of question numbers for each round."""
 _PER_S = 20.0
 _CONCURRENCY = 64
 _CALLS = 256
@@ -161,28 +161,28 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = ()
-    """Parts to measure: paced, cpu, proxy, load (default: all)."""
+    """parts to measure: paced, cpu, proxy, load (default: all)"""
     rounds: Annotated[int, Meta(ge=2)] = 10
-    """Number of measured rounds of each part; one warm-up round runs before them."""
+    """number of measured rounds of each part; one warm-up round runs first"""
     questions: Annotated[int, Meta(ge=2)] = 200
-    """Number of questions for each variant in each round."""
+    """number of questions for each variant in each round"""
     in_flight: tuple[int, ...] = (
         10,
         100,
         1000,
         3000,
     )
-    """In the part load: measure with these numbers of questions in flight."""
+    """in the part load: numbers of questions in flight to measure"""
     token_s: Annotated[float, Meta(gt=0)] = 0.01
-    """In the part paced: seconds in which a model generates one token; the first token takes five
-    times as long.
-    """
+    """in the part paced: seconds per generated token; the first token takes five times as long"""
     folder: Path | None = None
-    """Folder for stores and logs; the speed of its disk affects the results (default: a temporary
-    folder).
+    """folder for stores and logs; the speed of its disk affects the results (default: a temporary
+    folder)
     """
     litellm: Path | None = None
-    """Python interpreter of an environment with litellm[proxy]."""
+    """path of Python in an environment with litellm[proxy]; needed to measure LiteLLM's proxy
+    server
+    """
 
 
 class Variant(Frozen):
@@ -190,7 +190,7 @@ class Variant(Frozen):
 
     variant: str
     p50: float
-    """Median of the added time, in milliseconds. For the variant `memory`, of the memory per
+    """Median of the added time, in milliseconds; for the variant `memory`, median of the memory per
     question in flight, in kB.
     """
     p99: float
@@ -200,7 +200,7 @@ class Variant(Frozen):
 
 
 class Figures(Frozen):
-    """Results of the parts that were measured: comparisons, and the variants behind them."""
+    """Results of the measured parts: comparisons, and the values of the variants."""
 
     figures: list[Figure]
     variants: list[Variant]
@@ -247,8 +247,8 @@ class Bench(Frozen):
         )
 
     async def compared(self, names: tuple[str, ...], order: Order, rounds: int) -> Rounds:
-        """Start the variants `names`, and measure each of them under the load `order` in all
-        rounds. No question is asked in two rounds.
+        """Start the variants `names`, and measure each under the load `order` in all rounds. Each
+        round has different questions.
         """
 
         def measured(measure: Measure) -> Callable[[int], Awaitable[Round]]:
@@ -266,8 +266,8 @@ class Bench(Frozen):
         return partial(self.measured, process.watched, ask)
 
     async def measured(self, process: psutil.Process, ask: Ask, order: Order) -> Round:
-        """Ask the questions of a load. Return the added time of each, and the CPU time that the
-        process used per question.
+        """Ask the questions of a load. Return the added time of each question, and the CPU time of
+        the process per question.
         """
         await self.models.answer(b"")  # discards the times of earlier model calls
         before_s = cpu_s(process)
@@ -318,9 +318,7 @@ async def _cpu(bench: Bench, options: Options) -> Rounds:
 
 
 async def _proxy(bench: Bench, options: Options) -> Rounds:
-    """Measure calls made one after another, for the added time, and then concurrent calls, for the
-    CPU time.
-    """
+    """Measure the added time with sequential calls, and then the CPU time with concurrent calls."""
     enter = bench.stack.enter_async_context
     (complete,) = await bench.start("in_process")
     ways = {"Complete": (complete.watched, await enter(completing(complete.words[0])))}

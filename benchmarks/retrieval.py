@@ -1,8 +1,8 @@
-"""Accuracy and speed of retrieval: how much of a question's evidence is found by a search with the
-question's own text.
+"""Measure accuracy and speed of retrieval: how much of a question's evidence a search with the
+question's text finds.
 
-A question is a hit at k if all its supporting passages are among the first k passages found. Recall
-at k is the share of its supporting passages that are among the first k.
+A question is a hit at k if all its supporting passages are among the first k results. Recall at k
+is the share of a question's supporting passages among the first k results.
 """
 
 import tempfile
@@ -30,13 +30,14 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     data: Path
-    """Folder with corpus.jsonl and questions.jsonl."""
+    """folder with corpus.jsonl and questions.jsonl"""
     index: Path | None = None
-    """Folder of the corpus's index, which is built if missing (default: a temporary folder)."""
+    """folder of the corpus's index, which is built if missing (default: a temporary folder)"""
     vectors: str = "Flat"
-    """Kind of vector index, as in the config key `retrieval.vectors`."""
+    """kind of vector index, as in the config key `retrieval.vectors`"""
     milvus: str | None = None
-    """Search vectors in Milvus at this address, in the partition `bench` of the collection `bench`.
+    """address of a Milvus server to search in; uses the partition `bench` of the collection `bench`
+    (default: search with FAISS)
     """
 
 
@@ -59,7 +60,7 @@ class Figures(Frozen):
     passages_per_s: float | None
     """Passages embedded and indexed per second, BM25 included; None if the index existed before."""
     queries_per_s: float
-    """Queries embedded and ranked per second, in one batch, by all rankings together."""
+    """Queries per second, embedded and ranked by all rankings, in one batch."""
     scores: list[RankingScores]
 
 
@@ -107,8 +108,8 @@ def read_questions(path: Path) -> list[BenchmarkQuestion]:
 def _indexed(
     corpus: Path, folder: Path, embedder: Embedder, store: VectorStore
 ) -> tuple[Index, float | None]:
-    """Open the index in `folder`, which is built first if it is missing. Return it with the number
-    of passages that were indexed per second, or None if it existed.
+    """Open the index in `folder`, and build it first if it is missing. Return the index, and the
+    number of passages indexed per second, which is None if the index existed.
     """
     embedder.embed(["warm up"], queries=False)  # loads the model before the time is measured
     started = time.perf_counter()
@@ -141,8 +142,8 @@ def _ranked(
 def _found(
     ranking: str, questions: Sequence[BenchmarkQuestion], documents: Sequence[Sequence[str]]
 ) -> RankingScores:
-    """Return the accuracy of a ranking. `documents`: for each question, the ids of the documents
-    found, best first.
+    """Return the accuracy of a ranking. `documents`: ids of the documents that were found for each
+    question, best first.
     """
     hit = {}
     recall = {}
@@ -157,7 +158,7 @@ def _found(
 
 
 def _documents(index: Index, hits: Sequence[Hit]) -> list[str]:
-    """Return the ids of the documents that the hits belong to, best first and each once. A long
-    document may be split into several passages, and so have several hits.
+    """Return the ids of the hits' documents, best first, without duplicates. A long document may be
+    split into several passages, and so have several hits.
     """
     return list(dict.fromkeys(index.passages[hit.row].document.partition("#")[2] for hit in hits))

@@ -1,5 +1,5 @@
-"""Measuring several variants round by round, in alternating order, and comparing them with
-bootstrap intervals.
+"""Measure several variants round by round, in alternating order, and compare them with bootstrap
+intervals.
 """
 
 import itertools
@@ -20,7 +20,7 @@ class Round(Frozen):
     """Measurements of one variant in one round."""
 
     values: list[float]
-    """A value for each question; in most cases milliseconds."""
+    """A value for each question, in most cases in milliseconds."""
     cpu_ms: float = 0.0
     """CPU time per question, in milliseconds."""
 
@@ -30,8 +30,8 @@ Metric = Callable[[Sequence[Round]], float]
 
 
 class Wanted(Frozen):
-    """A figure to compute, and the bounds that it must keep. The figure is a metric of the variant
-    `of`; if a variant `to` is given, it is divided by that variant's metric.
+    """A figure to compute, and its bounds. The figure is the metric of the variant `of`, divided by
+    the metric of the variant `to` if there is one.
     """
 
     figure: str
@@ -74,11 +74,11 @@ def cpu(rounds: Sequence[Round]) -> float:
 async def in_turns(
     variants: Mapping[str, Callable[[int], Awaitable[Round]]], rounds: int
 ) -> dict[str, list[Round]]:
-    """Measure each variant once in each round, and return the rounds of each variant. A first round
-    warms up and is left out. Every second round has the variants in reverse order.
+    """Measure each variant once in each round, and return the rounds of each variant. The first
+    round is a warm-up and left out. Every second round has the variants in reverse order.
 
     `variants`: functions that measure a variant, by name. They are called with the number of the
-    round, which is 0 for the first, warming-up round.
+    round, which is 0 for the warm-up round.
     """
     measured: dict[str, list[Round]] = {name: [] for name in variants}
     orders = itertools.cycle((list(variants), list(variants)[::-1]))
@@ -92,7 +92,7 @@ async def in_turns(
 
 
 def figure(wanted: Wanted, measured: Mapping[str, Sequence[Round]]) -> Figure:
-    """Compute a figure with its interval. `measured`: the rounds of each variant.
+    """Compute a figure with its confidence interval. `measured`: the rounds of each variant.
 
     The bootstrap draws the same rounds for both variants of a ratio, so that a slow round affects
     both alike.

@@ -13,7 +13,7 @@ from serving.logs import errors_only
 _COMMANDS = {
     "retrain": (
         "executor_sft.retrain",
-        "run all steps, from logged runs to a version that works as a shadow",
+        "run all steps, from stored runs to a new version on shadow traffic",
     ),
     "rollout": (
         "executor_sft.rollout",
@@ -26,7 +26,7 @@ _COMMANDS = {
     "filter": ("executor_sft.filter", "keep the trajectories to learn from"),
     "dataset": (
         "executor_sft.dataset",
-        "turn filtered trajectories into the tokens that the serving engine sees",
+        "turn filtered trajectories into tokenized training rows",
     ),
     "train": ("executor_sft.train", "fine-tune an executor on a data set"),
     "reinforce": (
@@ -35,17 +35,17 @@ _COMMANDS = {
     ),
     "weigh": (
         "executor_sft.reinforcement.weigh",
-        "turn groups of runs into weighted rows for other trainers",
+        "turn groups of runs into weighted training rows for another trainer",
     ),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
-    "tables": ("executor_sft.tables.command", "make tables with right rows from documents"),
+    "tables": ("executor_sft.tables.command", "make tables with known right rows from documents"),
     "publish": (
         "executor_sft.publish",
         "publish a trained executor as an immutable version",
     ),
     "mini-world": (
         "executor_sft.miniworld.export",
-        "write a mini world, a generated corpus: pages, questions, gold plans, vocabulary",
+        "write a generated corpus (mini world): pages, questions with right plans, vocabulary",
     ),
     "mini-model": ("executor_sft.minimodel.command", "train one of the mini models from scratch"),
 }
@@ -65,9 +65,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 main = run
-"""`run`, under the name that the `rolegate` command calls; it prints a `RolegateError` in one
-line.
-"""
+"""Alias of `run` for the `rolegate` command, which prints a `RolegateError` as one line."""
 
 
 if __name__ == "__main__":

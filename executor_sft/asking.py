@@ -9,7 +9,7 @@ from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnava
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _HOPELESS = 5
-"""Number of failed items after which all work stops if no item has succeeded yet."""
+"""If this many items have failed and none has succeeded, all work stops."""
 
 
 async def in_flight(
@@ -54,10 +54,10 @@ async def failures(
     `name`: returns an item's name. `so_far`: describes the progress, given the number of finished
     items. `done`: number of items that were finished before this call.
 
-    An `UpstreamError` or `OutOfTime` fails only its item. It stops all work and is raised if an
-    endpoint is unavailable (`UpstreamUnavailable`), or if the first `_HOPELESS` items have failed
-    and none has succeeded. Any other error stops all work, too. A raised `RolegateError` has the
-    progress added to its message.
+    After an `UpstreamError` or `OutOfTime`, the other items continue, with two exceptions: an
+    `UpstreamUnavailable`, and the failure of the first `_HOPELESS` items, stop all work. So does
+    any other error. The error that stopped the work is raised; the message of a `RolegateError`
+    then also says how many items are finished.
     """
     errors: dict[str, str] = {}
 

@@ -1,5 +1,5 @@
-"""Cache of completed model calls in a file. Equal requests share one call, so that no call is paid
-for twice, even after an interruption.
+"""Cache of completed model calls in a file. Equal requests are sent to the model once, so that no
+call is paid for twice, even after an interruption.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class PaidCalls(msgspec.Struct):
     model: str
     calls: int = 0
     calls_without_usage: int = 0
-    """Calls whose endpoint returned no token counts; they add no tokens below."""
+    """Calls for which the endpoint returned no token counts; they are not in the token sums."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -46,7 +46,9 @@ class CallCache:
     """Completed model calls, by the key of their request. Failed calls are not kept."""
 
     def __init__(self, file: JsonlFile[KeptCall] | list[KeptCall]) -> None:
-        """Load the completed calls of the file. Raises `BadConfig` for an invalid line."""
+        """Load the completed calls from `file`, to which new ones are appended. Raises `BadConfig`
+        for an invalid line.
+        """
         self._file = file
         self._entries = {entry.key: entry for entry in file}
         self._hits: set[str] = set()
@@ -69,7 +71,7 @@ class CallCache:
         prompt: Prompt,
         key: str,
     ) -> Completion:
-        """Return the completion kept under `key`; if there is none, call the model and keep its
+        """Return the cached completion for `key`. If there is none, call the model and cache its
         completion.
 
         Concurrent requests with the same key share one call. Raises the model's errors, and
@@ -84,8 +86,8 @@ class CallCache:
         return entry.completion
 
     def keep(self, entry: KeptCall) -> None:
-        """Keep a completed call, unless an equal one is kept. Raises `StoreFailed` if the file
-        cannot be written.
+        """Add a completed call to the cache, unless it has one with the same key. Raises
+        `StoreFailed` if the file cannot be written.
         """
         if entry.key not in self._entries:
             self._file.append(entry)
@@ -97,7 +99,7 @@ class CallCache:
 
     @property
     def spent(self) -> list[PaidCalls]:
-        """Paid calls of each model in each role."""
+        """Number and tokens of all calls in the cache, by role and model."""
         groups: dict[tuple[RoleName, str], PaidCalls] = {}
         for entry in self._entries.values():
             group = groups.setdefault((entry.role, entry.model), PaidCalls(entry.role, entry.model))
@@ -110,10 +112,10 @@ class CallCache:
 
 
 class CachedModel:
-    """A model whose completed calls are kept in a `CallCache`.
+    """Wrapper of a model that keeps completed calls in a `CallCache`.
 
-    `variant`: what determines the reply in addition to prompt and model, such as request options;
-    it becomes a part of the cache key. Must be encodable as JSON.
+    `variant`: part of the cache key, for everything in addition to prompt and model that determines
+    the reply, such as request options. Must be encodable as JSON.
     """
 
     def __init__(
@@ -131,13 +133,14 @@ class CachedModel:
         self._variant = msgspec.json.encode((model.name, variant), order="deterministic")
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Return the model's completion of `prompt`, from the cache if it was made before.
+        """Return the model's completion of `prompt`, from the cache if there is one for this
+        prompt.
 
         Raises the model's errors, and `StoreFailed` if the cache cannot be written.
         """
         fields = msgspec.structs.asdict(replace(prompt, request_id=""))
         if not prompt.unstopped:
-            # Older caches have keys and seeds without this field; leave it out so they stay valid
+            # Keys in older caches were made without this field; leave it out to keep them valid
             del fields["unstopped"]
         request = msgspec.json.encode(fields)
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
@@ -148,7 +151,7 @@ class CachedModel:
         return await self._cache.complete(self._model, self._role, prompt, key)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """Return the completion as `complete` does, and pass it to `on_delta` in one piece."""
+        """Return the same as `complete`, and pass the completion to `on_delta` as one delta."""
         completion = await self.complete(prompt)
         on_delta(Delta(completion.text, completion.reasoning, completion.usage))
         return completion

@@ -1,5 +1,5 @@
-"""Command lines of the distillation: common options, the question whether a cost is accepted, and
-the printing of figures as tables or as JSON.
+"""Shared code of the `rolegate sft` commands: common options, the confirmation of a cost, and the
+printing of figures as tables or as JSON.
 """
 
 import sys
@@ -22,7 +22,7 @@ class StepOptions(Frozen, kw_only=True):
     """Options of every step."""
 
     out: Path
-    """folder of this step's results; the same command with the same folder resumes the step"""
+    """folder for this step's results; if the step was interrupted, the same command resumes it"""
     json: bool = False
     """print the step's figures as JSON (default: as tables)"""
 
@@ -32,7 +32,7 @@ class StepOptions(Frozen, kw_only=True):
 
 
 def agreed(question: str) -> bool:
-    """Ask `question` at the terminal, and return whether the user agrees to the cost.
+    """Ask `question` at the terminal, and return True if the user answers yes.
 
     Raises `BadRequest` if there is no terminal.
     """

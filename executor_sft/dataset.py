@@ -1,15 +1,14 @@
-"""`rolegate sft dataset`: turn filtered samples into the tokens that the serving engine sees.
+"""`rolegate sft dataset`: turn filtered trajectories into tokenized training rows.
 
-A row of the data set is one turn of the model: first the prompt as the engine reads it, which
-carries no loss, then the turn, which does. The turn's tokens are those that the engine returned. If
-it returned none, or tokens of another model, the turn's text is tokenized instead. TRL can train on
-rows.jsonl without any conversion, from `input_ids` with `labels` or with `assistant_masks`. The
-column `messages` has the same conversation as text.
+A row trains one turn of the model. It has the prompt as the serving engine reads it, without loss,
+and then the turn, with loss. The turn's tokens are those that the engine returned. If the engine
+returned none, or if another model wrote the turn, the turn's text is tokenized instead. TRL can
+train on rows.jsonl without any conversion, from `input_ids` with `labels` or with
+`assistant_masks`. The column `messages` has prompt and turn as text.
 
-Each turn has its own row, because a chat template shows earlier turns in another form than the
-model wrote them: it drops their thinking. So only the last turn of a prompt looks the same in
-training and in serving (TBSS appendix D). Prompts, passages and the gateway's requests for a
-correction carry no loss, and a malformed turn, which had to be corrected, has no row.
+Each turn has its own row, because chat templates drop the thinking of earlier turns. So only the
+last turn of a conversation has the same tokens in training and in serving (TBSS appendix D).
+Malformed turns, which the model had to correct, have no row.
 """
 
 from collections import Counter
@@ -46,7 +45,7 @@ NEEDED = ("transformers",)
 NO_LOSS = -100
 """Label of a token that the loss ignores."""
 LEARNT = ("search", "report", "dispatch", "stop")
-"""Kinds of turns that the model learns; each such turn becomes a row."""
+"""Kinds of turns that are trained; every turn of these kinds becomes a row."""
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -59,23 +58,26 @@ TOKENIZER_FILES = (
 """Files of a model's folder that determine token ids; a model need not have all of them."""
 _THOUGHT = "</think>"
 _TURN = "what was said"
-"""Text of a sample turn, by which the chat template is probed."""
+"""Sample text of a turn. It is rendered to find out what the chat template puts around turns."""
 
 
 class Options(StepOptions):
     """Options of the step."""
 
     filtered: Annotated[Path, POSITIONAL]
-    """the folder of `rolegate sft filter`"""
+    """result folder of `rolegate sft filter`"""
     model: Path
-    """the student's folder, with its tokenizer"""
+    """folder of the student's model, with its tokenizer"""
     role: Literal["execution", "delegation"] = "execution"
-    """role whose turns the model learns"""
+    """role whose turns become rows"""
     thinking: bool | None = None
-    """value of the role's key `thinking` in the config (default: the config does not set the key)
+    """true or false: value of `thinking` of this role in the config (default: the config leaves it
+    out)
     """
     system_role: bool = True
-    """value of the role's key `system_role` in the config: whether prompts have a system message"""
+    """true or false: value of `system_role` of this role in the config, which says whether prompts
+    have a system message
+    """
 
 
 class TrainingRow(Frozen):
@@ -98,7 +100,9 @@ class TrainingRow(Frozen):
     turn: int
     """Number of the turn among the model's turns in its trajectory, from 0."""
     trajectory: int
-    """Number of the trajectory among those that the data set is made of, from 0."""
+    """Number of the trajectory in `filtered.jsonl`, from 0; only trajectories of the chosen role
+    count.
+    """
     stratum: Stratum
     question_id: str
     as_returned: bool = False
@@ -128,7 +132,7 @@ class _Generation(msgspec.Struct):
 
 
 class ServedTokens:
-    """A model's tokenizer, which gives conversations the same tokens as vLLM does in
+    """A model's tokenizer. It turns a conversation into the same token ids as vLLM's
     `/v1/chat/completions`.
     """
 
@@ -176,12 +180,10 @@ class ServedTokens:
         return tuple(written) + self._end
 
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
-        """Return the token ids of prompt and turn, and whether they are those that the engine
-        returned.
+        """Return the token ids of prompt and turn, and True if they are the engine's own.
 
-        The engine's token ids are used only if this tokenizer decodes them to the expected text.
-        Otherwise, or if the engine returned none, the text is tokenized. The engine's token ids
-        may be those of another model, such as the teacher's.
+        The engine's token ids are used if this tokenizer decodes them to the expected text. They
+        may be missing, or belong to another model, such as the teacher; then the text is tokenized.
         """
         made = TokenIds(self.prompt(messages), self.completion(output))
         if output.tokens is msgspec.UNSET:
@@ -318,8 +320,8 @@ def rows_of(
     samples: Iterable[FilteredSample],
     tokens: ServedTokens,
 ) -> tuple[list[TrainingRow], Counter[str]]:
-    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind. The
-    kind of a turn without a row is the reason why it has none.
+    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind. For a
+    turn without a row, the reason takes the place of the kind.
     """
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
@@ -383,8 +385,8 @@ def _turns(
 
 
 def _kind(turn: object, reply: Message | None) -> str:
-    """Return the kind of a parsed turn if it is in `LEARNT`, or else why the turn is not learnt.
-    `reply`: the message after the turn.
+    """Return the kind of a parsed turn if it is in `LEARNT`, else the reason why the turn is not
+    trained. `reply`: the message after the turn.
     """
     text = reply.content if reply else ""
     match turn:
@@ -405,9 +407,9 @@ def _kind(turn: object, reply: Message | None) -> str:
 def _as_served(execution: Execution, turn: int) -> bool:
     """Return True if the trace contains everything that the model saw before the given turn.
 
-    When a conversation outgrows the model's context, passages are dropped from it, and the trace
-    keeps the shortened conversation only. Then just the first and the last turn are sure to have
-    been written after what the trace shows.
+    When a conversation outgrows the model's context, the executor drops passages from it, and the
+    trace keeps only the shortened conversation. Then the prompts of only the first and the last
+    turn are certain to be complete.
     """
     complete = not any(search.dropped_passages for search in execution.searches)
     return complete or turn in (0, len(execution.conversation.outputs) - 1)

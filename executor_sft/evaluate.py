@@ -1,13 +1,13 @@
 """`rolegate sft evaluate`: compare executors, or delegators, on the same held-out questions.
 
 Every executor answers each question several times, each time with another seed. Figures are means
-over all answers (mean@k). Differences between executors come with a 95 % confidence interval from a
-bootstrap over questions, or over their groups: questions with the same `group`, such as those about
-one world, are not independent. Completed model calls are kept in the step's folder, so that an
-interrupted evaluation resumes.
+over all answers (mean@k). Differences between executors have a 95 % confidence interval from a
+bootstrap over questions. Questions with the same `group`, such as those about one world, are not
+independent; the bootstrap draws whole groups of them. Completed model calls are kept in the step's
+folder, so that an interrupted evaluation resumes.
 
-If the questions have columns and right rows, each executor fills the tables instead. They are
-scored by cells (item F1), by rows (row F1) and as a whole (success).
+Questions with columns and right rows ask for tables. Filled tables are scored by cells (item F1),
+by rows (row F1) and as a whole (success).
 """
 
 import asyncio
@@ -54,14 +54,14 @@ class Options(StepOptions):
 
     config: Path
     questions: Path
-    """file of held-out questions with right answers, or of tables with right rows, JSON lines"""
+    """file of held-out questions with right answers, or of tables with right rows (JSON lines)"""
     executors: tuple[str, ...] = (BASE,)
-    """executors to compare: base (the config's model), teacher, or folders of adapters; the first
-    one is the baseline
+    """executors to compare: base (the config's executor), teacher (the config's teacher), or
+    folders of adapters; the first is the baseline
     """
     delegators: tuple[str, ...] = (BASE,)
-    """delegators to compare: base (the config's model), or folders of adapters; every delegator is
-    combined with every executor
+    """delegators to compare: base (the config's delegator), or folders of adapters; every delegator
+    is combined with every executor
     """
     rollouts: Count = 4
     """number of answers to each question by each executor; each answer has a different seed"""
@@ -70,7 +70,7 @@ class Options(StepOptions):
     limit: Count | None = None
     """number of questions to use, from the beginning of the file (default: all)"""
     concurrency: Count = 8
-    """questions that are answered at the same time"""
+    """number of questions to answer at the same time"""
 
 
 class Difference(Frozen):
@@ -87,12 +87,12 @@ def paired_difference(
     *,
     groups: Sequence[str] = (),
 ) -> Difference:
-    """Return the mean of `new` minus the mean of `old`, with a 95 % confidence interval by the
+    """Return the mean of `new` minus the mean of `old`, with a 95 % confidence interval from a
     percentile bootstrap over questions.
 
     `new`, `old`: one score per question, with the questions in the same order. `groups`: the group
-    of each question; the bootstrap then draws whole groups, whose questions are not independent.
-    Raises `ValueError` if the scores differ in number or are empty.
+    of each question; the bootstrap then draws whole groups, because questions of a group are not
+    independent. Raises `ValueError` if the scores differ in number or are empty.
     """
     if not new or len(new) != len(old):
         raise ValueError(
@@ -143,16 +143,16 @@ class Answered(Frozen):
 
 
 class TableFigures(Frozen, Generic[_Figure]):
-    """Figures by which executors are compared on tables: of one table, means over tables, or
-    differences of these means.
+    """Figures by which executors are compared on tables. Used for one table, for means over tables,
+    and for differences of means.
     """
 
     item_f1: _Figure
-    """F1 of the cells with the right ones."""
+    """F1 of the table's cells against the right cells."""
     row_f1: _Figure
-    """F1 of the rows with the right ones; a row is right if all its cells are."""
+    """F1 of the table's rows against the right rows. A row is right if all its cells are right."""
     success: _Figure
-    """Whether all rows are right, and none is missing or too many."""
+    """1 if the table has exactly the right rows, else 0."""
     sub_agents: _Figure
     """Number of sub-queries that executors worked on."""
     tokens: _Figure
@@ -171,14 +171,14 @@ class ExecutorScores(Frozen):
     """Figures of one executor: means over all its answers to all questions (mean@k)."""
 
     executor: str
-    """Name of the executor; followed by the delegator's name if that is an adapter."""
+    """Name of the executor, followed by the delegator's name if the delegator is an adapter."""
     exact_match: float
-    """Share of answers that are an exact match of a right answer."""
+    """Share of answers that match a right answer exactly."""
     f1: float
     """Mean token F1 with the right answers."""
     judge: float | None
-    """Share of answers that the judge accepts; replies of the judge that could not be parsed count
-    as refusals. None without a judge.
+    """Share of answers that the judge accepts. A reply of the judge that could not be parsed counts
+    as a refusal. None without a judge.
     """
     searches: float
     """Mean number of searches per sub-query."""
@@ -214,7 +214,7 @@ class TableEvaluation(Frozen):
 
     tables: int
     groups: int
-    """Number of groups of tables, of which the intervals' samples are drawn."""
+    """Number of groups of tables, from which the bootstrap draws."""
     rollouts: int
     temperature: float | None
     rows: dict[str, TableFigures[float]]
@@ -320,8 +320,8 @@ def _difference(
     old: Sequence[Answered] | Sequence[Filled],
     figure: str,
 ) -> Difference:
-    """Return the paired difference of a figure, which is first averaged over the answers to each
-    question.
+    """Return the difference of a figure, paired by question. The figure is first averaged over the
+    answers to each question.
     """
     new_scores, old_scores = (
         by_question((answer.question_id, float(getattr(answer, figure))) for answer in answered)
@@ -377,12 +377,13 @@ async def answers(
 
     `executors`: `base`, `teacher`, or the names of loaded adapters. `delegators`: `base`, or the
     names of loaded adapters. A key of the result is the executor's name, followed by the
-    delegator's if that is an adapter. `rollouts`: answers to each question, each with another
-    seed. `concurrency`: questions in flight. `work`: returns the answer to a question, by default
-    an `Answered`.
+    delegator's name if the delegator is an adapter. `rollouts`: number of answers to each question,
+    each with another seed. `concurrency`: max questions at the same time. `work`: returns the
+    answer to a question, by default an `Answered`.
 
-    Raises `BadConfig` if `teacher` is asked for and the config has none. Raises `UpstreamError` or
-    `OutOfTime` if an endpoint fails, since such an answer says nothing about the executor.
+    Raises `BadConfig` if `executors` has `teacher` and the config has no teacher. Raises
+    `UpstreamError` if an endpoint fails, and `OutOfTime`, since such an answer says nothing about
+    the executor.
     """
     answered: dict[str, list[Any]] = {}
     total = len(executors) * len(delegators) * rollouts * len(questions)
@@ -413,8 +414,8 @@ async def _evaluated(
     for question in questions:
         if tables and not question.rows:
             raise BadConfig(
-                f"{options.questions}: {question.id} has no `columns` or no right `rows`; a file "
-                "of tables has both on each line."
+                f"{options.questions}: {question.id} has no `columns` or no right `rows`; add "
+                "them, since all lines of a file of tables need both."
             )
     async with open_runtime(
         config,

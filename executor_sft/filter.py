@@ -1,4 +1,4 @@
-"""`rolegate sft filter`: keep the trajectories to learn from.
+"""`rolegate sft filter`: keep the trajectories that are good enough to train on.
 
 A trajectory is an executor's work on one sub-query. Three groups of trajectories, called strata,
 are kept:
@@ -7,16 +7,16 @@ student_single  the untuned student's, right with one search
 teacher_single  the teacher's, right with one search
 teacher_multi   the teacher's, right with more searches and wrong with one
 
-So the student learns when a second search is needed, and when it is not. *Right* means that the
-final answer is an exact match and is accepted by the judge, if there is one (TBSS 3.4), and that
-evidence supports the report, since a right answer may be a guess. All other trajectories are left
-out, and counted by the reason. A report on a part of a table is judged by itself, not by a final
-answer; there, "not found" is right if nothing can be found.
+So the student learns when a second search is needed, and when it is not. A trajectory is *right* if
+its final answer is an exact match, the judge (if there is one) accepts the answer (TBSS 3.4), and
+evidence supports the report; without evidence, a right answer may be a guess. All other
+trajectories are left out, and counted by the reason. In tables, each report is judged by itself,
+not by a final answer; "not found" is right if nothing can be found.
 
-With `--best`, the input is groups of runs from `rolegate sft rollout --group`. Of each group, the
-best run is kept, unless no run of the group is right. The best run is the one with an exact match;
-ties go to the higher F1, then to fewer tokens, then to the first run. Kept are the work of its
-delegator, and the work of its executors if evidence supports it.
+With `--best`, the input is groups of runs from `rolegate sft rollout --group`. The best run of each
+group is kept, unless no run of the group is right. Exact matches are better than other runs; ties
+go to the higher F1, then to fewer tokens, then to the first run. From the best run, the delegator's
+trajectory is kept, and those executors' trajectories whose reports are supported by evidence.
 """
 
 import math
@@ -49,23 +49,23 @@ from serving.terminal import complain
 _Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
 _Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
 Stratum = Literal[_Taught, _Grouped]
-"""Group that a sample belongs to, by whose work it is and how it came about.
+"""Group of samples, by the model that did the work and the number of its searches.
 
 `student_single`, `teacher_single`: student or teacher, right with one search. `teacher_multi`:
-teacher, right with more searches, which were needed. `student_multi`: student with more searches;
-occurs only with `--none`. `best_executor`, `best_delegator`: from the best run of a group.
+teacher, right with several searches that were needed. `student_multi`: student, with no search or
+several; kept only with `--none`. `best_executor`, `best_delegator`: from the best run of a group.
 `easy_executor`, `easy_delegator`: from the best run of a group whose runs are all right.
 """
 Who = Literal["student", "teacher"]
 Work = Execution | Conversation
-"""An `Execution` is an executor's work on a sub-query; a `Conversation` is a delegator's work on a
-question.
+"""Trajectory of an executor on a sub-query (`Execution`), or of a delegator on a question
+(`Conversation`).
 """
 Mix = dict[Stratum, int]
 """Max samples of each stratum; a stratum that is missing here has no limit."""
 RESULT = "filtered.jsonl"
 _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_exhausted"})
-"""Outcomes of executions that failed through no fault of the executor's."""
+"""Outcomes of executions that failed for a reason outside the executor model."""
 
 
 class Options(StepOptions):
@@ -74,19 +74,21 @@ class Options(StepOptions):
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
     """result folders of `rolegate sft rollout` or `rolegate sft mine`"""
     mix: str = ""
-    """STRATUM=N,…: max samples of each stratum (default: no limits); the paper uses
+    """max samples of each stratum listed above, as STRATUM=N,… (default: no limits); the paper uses
     student_single=1000,teacher_single=500,teacher_multi=668
     """
     none: bool = False
-    """do not filter: keep all trajectories that have a report, to measure the filter's effect"""
+    """do not filter: keep all trajectories with a report, as a baseline that shows the filter's
+    effect
+    """
     best: bool = False
     """keep only the best run of each group; for folders of `rolegate sft rollout --group`"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out a rollout if its question or a sub-query is a held-out
-    question
+    """files of held-out questions (JSON lines); leave out rollouts whose question or sub-query is
+    the same as, or nearly the same as, a held-out question
     """
     seed: int = 1
-    """seed of the random choice of samples, if a stratum has more samples than --mix allows"""
+    """seed for choosing samples at random when a stratum has more samples than --mix allows"""
 
 
 class FilteredSample(Frozen):
@@ -98,17 +100,17 @@ class FilteredSample(Frozen):
     """Data set of the question."""
     work: Work
     ask: Ask | None = None
-    """The cells or rows of a table that the executor had to find; None outside tables."""
+    """Cells or rows of a table that the executor had to find; None if the question is no table."""
 
     @property
     def execution(self) -> Execution:
-        """The work of an executor; only for samples whose work is an `Execution`."""
+        """The executor's trajectory; only for samples whose `work` is an `Execution`."""
         assert isinstance(self.work, Execution)
         return self.work
 
 
 class _Candidate(NamedTuple):
-    """A trajectory before the decision whether it is kept."""
+    """A trajectory that may become a sample."""
 
     stratum: Stratum
     work: Work
@@ -138,7 +140,7 @@ def run(options: Options) -> int:
     show(manifest.figures, as_json=options.json)
     if not options.best and not manifest.figures["strata"].get("teacher_multi"):
         complain(
-            "No sample is in the stratum teacher_multi, so the executor does not learn when to "
+            "No sample is in the stratum teacher_multi, so the executor would not learn when to "
             "search again; roll out more questions."
         )
     return 0
@@ -175,11 +177,11 @@ def filtered(
     held_out: HeldOut | None = None,
 ) -> tuple[list[FilteredSample], Counter[str]]:
     """Return the samples that pass the filter, in the order of the rollouts, and the number of
-    rejected trajectories by reason. Every trajectory is counted as one or the other.
+    rejected trajectories by reason. Every trajectory is either a sample or counted as rejected.
 
     `mix`: max samples of each stratum. `none`: reject only trajectories without a report or with
-    held-out questions. `seed`: seed of the random choice for `mix`. `held_out`: questions that must
-    not be learnt.
+    held-out questions. `seed`: seed for choosing samples at random when `mix` limits them.
+    `held_out`: questions that must not be trained on.
     """
     samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
@@ -227,8 +229,8 @@ def filtered(
 
 
 def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]:
-    """Yield a candidate for the teacher's and one for the student's work on each sub-query of a
-    question or table. `none`: do not look for flaws.
+    """Yield two candidates for each sub-query of a question or table: the teacher's and the
+    student's trajectory. `none`: do not look for flaws.
     """
     asks: Sequence[Ask] = ()
     reports = None
@@ -250,8 +252,8 @@ def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]
 
 
 def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
-    """Yield a candidate for the delegator's work in each run of a group, and one for each
-    executor's. `none`: accept reports that evidence does not support.
+    """Yield the delegator's and each executor's trajectory of every run of a group. `none`: accept
+    reports that evidence does not support.
     """
     rewards = group.rewards
     ranks = [
@@ -286,8 +288,8 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
-    """Return at most as many samples of each stratum as `mix` allows. They are drawn at random, by
-    `seed`, and keep their order.
+    """Return at most as many samples of each stratum as `mix` allows. They are chosen at random,
+    with `seed`, and keep their order.
     """
     kept: set[int] = set()
     for stratum in get_args(Stratum):
@@ -373,11 +375,11 @@ def _not_needed(
     early: bool,
     stands: Callable[[Sample], bool],
 ) -> str | None:
-    """Return the reason to reject a trajectory whose second search was not needed; None if it made
-    one search only, or needed the second one.
+    """Return the reason to reject a trajectory with a needless second search; None if the
+    trajectory has one search only, or needed the second one.
 
-    `early`: the first search had already found the answer. `capped`: tries of the teacher that were
-    limited to one search. `stands`: returns True if such a try found the right answer, too.
+    `early`: True if the first search already found the answer. `capped`: tries of the teacher that
+    were limited to one search. `stands`: returns True if such a try found the right answer, too.
     """
     if len(execution.searches) == 1:
         return None
@@ -392,7 +394,8 @@ def _not_needed(
 
 
 def flaw_of(execution: Execution) -> str | None:
-    """Return why the evidence of an execution's report does not support it; None if it does.
+    """Return why the evidence of an execution's report does not support its answer; None if it
+    does.
 
     Each point of the evidence must be in a passage that the executor was shown. The evidence must
     contain the answer word for word, unless the answer is yes or no.
@@ -406,7 +409,7 @@ def flaw_of(execution: Execution) -> str | None:
 
 
 def _says(points: Sequence[str], answer: str) -> bool:
-    """Return True if the points of evidence contain the answer, or if it is yes or no."""
+    """Return True if the points of evidence contain the answer, or if the answer is yes or no."""
     return normal_answer(answer) in ("yes", "no") or holds([" ".join(points)], answer)
 
 
@@ -418,8 +421,8 @@ def _stands(sample: Sample) -> bool:
 
 
 def _disagree(sub_query: SubQueryRollout) -> bool:
-    """Return True if teacher and student report different answers and both samples seem right. One
-    of the two must be wrong, and it is unknown which.
+    """Return True if teacher and student report different answers and both samples seem right. Then
+    one of them must be wrong, but it is unknown which.
     """
     samples = [sub_query.teacher, sub_query.student]
     teacher, student = (sample.execution.report.answer for sample in samples)

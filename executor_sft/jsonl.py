@@ -18,7 +18,7 @@ _Line = TypeVar("_Line")
 class JsonlFile(Generic[_Line]):
     """An append-only file of JSON lines, open in one process at a time.
 
-    If the last line is incomplete, after a kill or on a full disk, opening the file removes that
+    The last line may be incomplete after a kill or on a full disk. Opening the file removes such a
     line.
     """
 
@@ -50,14 +50,14 @@ class JsonlFile(Generic[_Line]):
         return read_jsonl(self.path, self._kind, self._advice)
 
     def append(self, line: _Line) -> None:
-        """Append a line. It is handed to the operating system, and so survives a kill of the
-        process. If that fails, leave the file as it was and raise `StoreFailed`.
+        """Append a line without buffering, so that it survives a kill of the process. If the write
+        fails, leave the file unchanged and raise `StoreFailed`.
         """
         content = msgspec.json.encode(line) + b"\n"
         try:
             written = self._file.write(content)
             if written < len(content):
-                # The disk is full: writing the remaining bytes raises the reason
+                # The disk is full: writing the remaining bytes raises the error with the reason
                 self._file.write(content[written:])
         except OSError as error:
             with suppress(OSError):
@@ -82,8 +82,8 @@ def read_json(
 ) -> _Line:
     """Return the content of the file `path` as a value of the type `kind`.
 
-    `decode`: decodes the bytes, as JSON by default. `advice`: end of the error message, which says
-    what to do. Raises `BadConfig` if the file cannot be read or has other content.
+    `decode`: decodes the bytes, as JSON by default. `advice`: end of error messages, which says
+    what to do. Raises `BadConfig` if the file cannot be read, or if its content is no `kind`.
     """
     try:
         content: _Line = decode(path.read_bytes(), type=kind)
@@ -97,7 +97,9 @@ def read_json(
 def read_jsonl(
     path: Path, kind: type[_Line], advice: str, name: str = "", *, growing: bool = False
 ) -> Iterator[_Line]:
-    """Yield the value of each line of a file of JSON lines, as `numbered_jsonl` reads them."""
+    """Yield the value of each line of a file of JSON lines. For parameters and errors, see
+    `numbered_jsonl`.
+    """
     return (line for _, line in numbered_jsonl(path, kind, advice, name, growing=growing))
 
 
@@ -113,11 +115,11 @@ def numbered_jsonl(
     lines are skipped.
 
     `path`: the file, or a folder that contains the file `name`. `kind`: type of a line's value.
-    `advice`: end of the error message, which says what to do. `growing`: another process is still
-    writing the file, so skip its last line if that is incomplete.
+    `advice`: end of error messages, which says what to do. `growing`: skip the last line if it is
+    incomplete, because another process is still writing the file.
 
-    Raises `BadConfig`, with file and line number, for a line with other content, and if the file
-    cannot be read.
+    Raises `BadConfig`, with file and line number, for an invalid line, and if the file cannot be
+    read.
     """
     file = path / name if path.is_dir() else path
     decoder = msgspec.json.Decoder(kind)

@@ -1,11 +1,11 @@
-"""`rolegate sft mine`: roll out the questions of logged runs again, with the teacher as executor.
+"""`rolegate sft mine`: answer the questions of stored runs again, with the teacher as executor.
 
-Reads the questions and tables of finished runs from the config's store, also of runs that failed.
-Runs of tenants that opted out of training are left out, and so are runs whose texts are not stored.
-Whether a new answer is right is decided by the right answers in clients' feedback, or else by the
-judge; a good rating alone does not make an answer right. Tables need no right answer. At most a
-quarter of the questions may have their right answers from the feedback of the same tenant, unless
---tenant names one.
+Reads the questions and requests for tables of all ended runs from the config's store, including
+failed runs. Runs of tenants that opted out of training, and runs whose texts are not stored, are
+left out. If feedback has right answers, a new answer must match one of them. Otherwise, the judge
+decides; a good rating alone does not make an answer right. Tables need no right answer. At most a
+quarter of the questions may get their right answers from the feedback of the same tenant, unless
+--tenant is given.
 
 Prints an estimate of the cost, asks for confirmation, and then does the same as `rolegate sft
 rollout`.
@@ -53,32 +53,31 @@ class Options(RolloutOptions):
     """Options of the step."""
 
     since: str | None = None
-    """use only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC, unless a
-    zone is given), or 7d or 12h (that long ago)
+    """use only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC unless a
+    time zone is given), or a time before now, such as 7d or 12h (default: all runs)
     """
     until: str | None = None
-    """use only runs that started before this time, in the same forms as --since"""
+    """use only runs that started before this time; same formats as --since"""
     tenant: str | None = None
-    """use only runs of this tenant"""
+    """use only runs of this tenant (default: all tenants)"""
     evaluation: tuple[Path, ...] = ()
-    """files of held-out questions; leave out logged questions that equal or resemble a held-out
-    question
+    """files of held-out questions (JSON lines); leave out stored questions that are the same as, or
+    nearly the same as, a held-out question
     """
     yes: bool = False
     """start without asking for confirmation of the cost"""
 
 
 class Selection(Frozen):
-    """Questions that `mine` rolls out. Kept in the step's folder, so that a resumed step uses the
-    same questions although the store has changed.
+    """Questions that `mine` rolls out. Stored in the step's folder, so that a resumed step uses the
+    same questions even if the store has changed.
     """
 
     questions: list[Question]
     """Selected questions; the id of each is the id of its run."""
     counts: dict[str, int]
-    """Numbers of finished runs of tenants that have not opted out: under `read` all of them, under
-    `selected` those whose question was selected, and all others by the reason why they were left
-    out.
+    """Numbers of ended runs of tenants that have not opted out. `read`: all of these runs.
+    `selected`: runs whose question was selected. Each other key is a reason why runs were left out.
     """
 
 
@@ -94,9 +93,9 @@ async def select(
 
     If a question was asked several times, only its newest run is used. `log`: the archive of runs.
     `wanted`: filter of the runs; it must leave out tenants that opted out. `evaluation`: held-out
-    questions, which are left out. `judge`: whether a judge decides about questions without a right
-    answer in feedback; without a judge, these are left out. `limit`: max questions. Raises
-    `StoreFailed` if the store cannot be read.
+    questions, which are left out. `judge`: True if a judge decides about questions without a right
+    answer; if False, such questions are left out. `limit`: max questions. Raises `StoreFailed` if
+    the store cannot be read.
     """
     counts: Counter[str] = Counter()
     chosen: list[tuple[Question, tuple[Call, ...], str]] = []
@@ -131,8 +130,8 @@ async def select(
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
-    """Return the run's question, with its right answers from feedback. These are the operator's if
-    the operator gave any, else the clients'.
+    """Return the run's question, with right answers from feedback: the operator's if there are any,
+    else the clients'.
 
     If the last rating in `feedback` is bad, the run's answer becomes a rejected answer of the
     question. A run that filled a table becomes a question for that table, without right answers.
@@ -170,8 +169,8 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
 
 
 async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> AsyncIterator[Run]:
-    """Yield the runs of answers and tables that have ended and can be read. Count all that have
-    ended in `counts`, under `read`, and those that cannot be read, under `unreadable`.
+    """Yield the ended runs of answers and tables. Count them in `counts` under `read`. Runs that
+    cannot be read are also counted, under `unreadable`, but not yielded.
     """
     page = ""
     while True:
@@ -196,15 +195,15 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> Async
 
 
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
-    # Once for the teacher's run, and about once more to continue runs from other reports
+    # Once for the teacher's run, and about once more to repeat runs with the student's reports
     "delegation": ("delegation", 2.0),
     # 40 % of the teacher's runs search twice (TBSS Table 4); each is tried again up to three times
     "teacher": ("execution", 2.2),
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
-"""Assumptions of the estimate. For each role of a rollout: the logged role whose tokens it is
-estimated from, and how many times these tokens a rollout needs.
+"""Assumptions of the estimate: for each role of a rollout, the role in stored runs whose tokens are
+taken, and the factor by which they are multiplied.
 """
 
 
@@ -212,7 +211,7 @@ def estimate(
     calls: Sequence[Call],
     prices: Mapping[str, Price | None],
 ) -> dict[str, dict[str, float | None]]:
-    """Return the expected tokens and dollars of each role of the rollout, by role name.
+    """Return the expected tokens and cost in dollars of each role of the rollout, by role name.
 
     `calls`: calls of the logged runs. A call without token counts is assumed to have the mean
     counts of the other calls. `prices`: price of each role's model; without one, `dollars` is

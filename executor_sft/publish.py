@@ -1,8 +1,8 @@
-"""`rolegate sft publish`: make an immutable version of a trained adapter or model.
+"""`rolegate sft publish`: publish a trained adapter or model as an immutable version.
 
 The version is a folder with the next free name, such as executor-000001, in the config's
-`versions.folder`. Its manifest records what the version was made of, and the SHA-256 of every file.
-Afterwards, `rolegate versions register` makes the gateway check the version, load it into its
+`versions.folder`. Its manifest records base model, recipe and data, and the SHA-256 of every file.
+Afterwards, `rolegate versions register` makes the gateway check the version, load it into the
 running engine and record it.
 """
 
@@ -37,7 +37,8 @@ class Options(Frozen):
     trained: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft train`, or of `rolegate sft reinforce`"""
     evaluation: Path | None = None
-    """evaluation.json of `rolegate sft evaluate`; its contents are stored in the version's manifest
+    """evaluation.json of `rolegate sft evaluate`, to store in the version's manifest (default:
+    none)
     """
     step: Count | None = None
     """publish the adapter of this step of `rolegate sft reinforce` (default: the last step)"""
@@ -59,15 +60,15 @@ def publish(
     evaluation: Path | None = None,
     step: int | None = None,
 ) -> Path:
-    """Write a new version, and return its folder. If a version with the same files exists, for
-    example from an interrupted command, return the folder of that version instead.
+    """Write a new version, and return its folder. If a version with the same files exists, return
+    the folder of that version instead.
 
-    `trained`: result folder of the training. `evaluation`: an `evaluation.json` to keep in the
-    manifest. `step`: number of the step whose adapter is published, if the training was a
-    reinforcement; None for the last one.
+    `trained`: result folder of the training. `evaluation`: an `evaluation.json` to store in the
+    manifest. `step`: for results of `rolegate sft reinforce`, the step whose adapter is published;
+    None for the last step.
 
-    Raises `BadVersion` if a trained file is damaged or does not fit the executor's engine, and
-    `BadConfig` if the training is not finished, or is no reinforcement and `step` is given.
+    Raises `BadVersion` if a trained file has changed or does not fit the executor's engine. Raises
+    `BadConfig` if the training is not finished, or if `step` is given for another kind of training.
     """
     manifest = read_manifest(trained)
     figures = manifest.figures
@@ -86,7 +87,9 @@ def publish(
                 )
             files[name.removeprefix(f"{source}/")] = digest
     if not files:
-        raise BadVersion(f"{trained}: has no executor in {source}; name another step or training.")
+        raise BadVersion(
+            f"{trained}: has no executor in {source}; name another --step or training."
+        )
     recipe = manifest.origin.settings
     rank = None
     if figures["kind"] == "adapter":
@@ -125,7 +128,7 @@ def check_engine(
 
     `what`: beginning of the error message, which names the model or recipe. `trained_on`: SHA-256
     of the base model. `rank`: rank of the adapter; None for whole weights. Nothing is checked if
-    the gateway does not start this engine itself.
+    the role has a `base_url` instead of an engine that the gateway starts.
     """
     name = config.roles.by_name[role].engine
     if name is None:
@@ -145,8 +148,8 @@ def check_engine(
 
 
 def try_version(client: Client, folder: Path) -> None:
-    """Register the version in `folder` with a gateway, and let it work as a shadow. A version that
-    was registered and used before keeps its state.
+    """Register the version in `folder` with a gateway, and put it on shadow traffic. A version that
+    already has another state than `registered` keeps its state.
 
     Raises `BadVersion` if the gateway has another version of the same name, and `GatewayError` if
     the gateway cannot be reached or refuses.
@@ -161,4 +164,4 @@ def try_version(client: Client, folder: Path) -> None:
         )
     if known.state == ExecutorVersionState.EXECUTOR_VERSION_STATE_REGISTERED:
         client.set_version_traffic(name, "shadow")
-    print(f"{name}: registered; `rolegate versions list` shows its results as a shadow")
+    print(f"{name}: registered; `rolegate versions list` shows its results on shadow traffic")

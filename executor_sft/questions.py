@@ -1,5 +1,5 @@
-"""Questions with their right answers: how they are read from files, and how held-out questions and
-reports on tables are recognized and judged.
+"""Questions with right answers: read them from files, recognize held-out questions, and judge
+reports on tables.
 """
 
 import re
@@ -27,22 +27,23 @@ from router.trace.values import TableRun
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
 _NEAR = 0.8
-"""Min Jaccard index of the letter triples of two questions that count as near-duplicates.
+"""Min Jaccard index at which two questions count as near-duplicates. It compares their sets of
+letter triples.
 
-Questions that differ by a misspelt, moved, added or missing word have a higher index. Different
-questions in similar words hardly ever do: none of 3,000 training questions reached it with any of
-the 4,125 questions of the paper's test sets, and 0.4 % of the questions of five mini worlds reached
-it with a question of five other worlds.
+Questions that differ only in a misspelt, moved, added or missing word have a higher index.
+Different questions in similar words hardly ever do: none of 3,000 training questions reached it
+with any of the 4,125 questions of the paper's test sets, and 0.4 % of the questions of five mini
+worlds reached it with a question of five other worlds.
 """
 _LOOK_ALIKES = str.maketrans(
     "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ",
     "aeopcyxijshdqwvbhmtkrnaeopvuxiktbzhmouohnugliag",
 )
-"""Lower-case letters of other alphabets that look like Latin letters, with these Latin letters.
-They are replaced, as they could disguise held-out questions.
+"""Maps lower-case letters of other alphabets to the Latin letters that they look like. They are
+replaced, because they could disguise held-out questions.
 """
 Likeness = Literal["same", "near"]
-"""How a text resembles a held-out one: equal to it, or a near-duplicate."""
+"""Whether a text equals a held-out text (`same`), or is a near-duplicate of one (`near`)."""
 
 
 class Question(Frozen, omit_defaults=True):
@@ -51,7 +52,8 @@ class Question(Frozen, omit_defaults=True):
     id: str
     text: str
     golds: tuple[str, ...]
-    """Right answers; an answer that matches any of them is right. Empty if the judge decides."""
+    """Right answers, of which an answer must match one. Empty if unknown; then the judge decides.
+    """
     source: str = ""
     """Data set of the question; empty if unknown."""
     rejected: tuple[str, ...] = ()
@@ -59,11 +61,12 @@ class Question(Frozen, omit_defaults=True):
     table: TableRequest | None = None
     """Request for a table; None if the question asks for an answer."""
     rows: tuple[tuple[str, ...], ...] = ()
-    """Right rows of the table, with a value for each column; the value is empty if it cannot be
-    found anywhere. No rows if the right rows are unknown.
+    """Right rows of the table, with a value for each column. A value that cannot be found anywhere
+    is empty. No rows if the right rows are unknown.
     """
     group: str = ""
-    """Name that questions about the same things share, such as those of one world; empty for none.
+    """Name of the group of questions that are not independent, such as those about one world; empty
+    if there is no group.
     """
 
     @property
@@ -78,7 +81,7 @@ class _QuestionText(Frozen):
 
 
 class _Line(Frozen):
-    """A line of a file of questions, with all names that a field may have; unknown keys are
+    """A line of a file of questions, with all keys under which a field may occur. Unknown keys are
     ignored.
     """
 
@@ -106,7 +109,7 @@ class _TableLine(_Line):
 
 
 class _SeedLine(_TableLine):
-    """A line that may be material for a question."""
+    """A line that may be a seed, for which a model writes a question."""
 
     title: str = ""
 
@@ -125,10 +128,9 @@ def read_questions(
     `answer`, `answers`, `golden_answers` or `golds`. `id`, `source` (or `dataset`) and `group` are
     optional. If an id occurs again, a number is added to it.
 
-    With `tables`, a line that has `columns` asks for a table. Each column has the fields of
-    `Column`; the right `rows` are optional unless `rows_needed`. With `seeds` as well, a line
-    without `columns` needs no right answer: it is material for a question, such as a document with
-    its `title`.
+    With `tables`, a line with `columns` asks for a table. Each column has the fields of `Column`;
+    the right `rows` are optional unless `rows_needed`. With `seeds` as well, a line without
+    `columns` needs no right answer. It is a seed, such as a document with its `title`.
 
     Raises `BadConfig`, with file and line, for an invalid line and for a file without questions.
     """
@@ -193,8 +195,8 @@ def select_questions(
     *,
     rows_needed: bool = False,
 ) -> tuple[list[Question], dict[str, int]]:
-    """Return the first `limit` questions and tables of a file that are not held out, and counts of
-    the others.
+    """Return the first `limit` questions and tables of a file that are not held out, and counts for
+    the figures: all lines, and those left out by reason.
 
     `exclude`: files of held-out questions. `rows_needed`: see `read_questions`. Raises `BadConfig`.
     """
@@ -214,8 +216,8 @@ def select_questions(
 
 
 class HeldOut:
-    """Questions and sub-queries that must not be trained on. Recognizes texts with small changes,
-    too.
+    """Questions and sub-queries that must not be trained on. Texts with small changes are also
+    recognized.
 
     Two texts are near-duplicates if the Jaccard index of their sets of letter triples is at least
     `_NEAR`. To compare a text with all held-out texts in one pass, an index maps each triple to the
@@ -239,7 +241,7 @@ class HeldOut:
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
         """Read held-out questions, with their sub-queries if there are any, from files of JSON
-        lines. They need no answers. Raises `BadConfig`, with file and line.
+        lines. They need no answers. Raises `BadConfig`, with file and line, for an invalid line.
         """
         texts: list[str] = []
         for path in paths:
@@ -249,11 +251,11 @@ class HeldOut:
         return cls(texts)
 
     def likeness(self, text: str) -> Likeness | None:
-        """Return `same` if a held-out text has the same `question_key`, `near` if it is a
-        near-duplicate, else None.
+        """Return `same` if a held-out text has the same `question_key`, `near` if `text` is a
+        near-duplicate of a held-out text, else None.
 
-        Two texts that each contain a number that the other lacks are different questions, however
-        similar their words are.
+        If each of two texts has a number that the other lacks, they are different questions,
+        however similar their words are.
         """
         joined = _joined(text)
         if question_key(text) in self._keys or joined in self._joined:
@@ -309,8 +311,8 @@ def _numbers(text: str) -> set[str]:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Return the letter triples of all words but articles. A space marks the beginning and the end
-    of a word; the order of the words makes no difference.
+    """Return the letter triples of all words but articles, in no order. In triples, a space marks
+    the beginning and the end of a word.
     """
     triples: set[str] = set()
     for word in _words(text):
@@ -335,8 +337,9 @@ def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, 
 
 
 class TableReports:
-    """Judges the reports of executors on one table. Values are compared with the right rows of the
-    table; for rows whose right values are unknown, with the undisputed values of the filled table.
+    """Judges the reports of executors on one table. Reported values are compared with the right
+    rows. If a row's right values are unknown, the undisputed values of the filled table are used
+    instead.
     """
 
     def __init__(self, question: Question, run: TableRun) -> None:
@@ -348,7 +351,7 @@ class TableReports:
         self._right = {row_key(table.schema, row): self._forms(row) for row in question.rows}
         filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
         self.right: bool | None = filled == self._right if question.rows else None
-        """Whether the filled table equals the right rows; None if these are unknown."""
+        """True if the filled table equals the right rows; None if these are unknown."""
         self._settled: dict[RowKey, Sequence[str | None]] = {}
         for row in table.rows:
             keys = (row.key, *row.aliases)
@@ -363,11 +366,11 @@ class TableReports:
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
         """Return why an executor must not be trained on a report; None if it may be.
 
-        A good report has the right value of every cell that was asked for; a value that cannot be
-        found anywhere may be missing. Each value is in a passage that the executor was shown.
+        A good report has the right value of every requested cell; values that cannot be found
+        anywhere may be missing. Each value is in a passage that the executor was shown.
 
-        If the right values are not known, the filled table takes their place. Then each value must
-        also be undisputed in that table, and a passage must state it about its row.
+        If the right values are unknown, the values of the filled table are used instead. Then each
+        value must also be undisputed in that table, and a passage must state it about its row.
 
         `ask`: the rows or cells that the executor had to find. `execution`: its report.
         """

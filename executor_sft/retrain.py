@@ -1,11 +1,12 @@
-"""`rolegate sft retrain`: run all steps, from logged runs to a version that works as a shadow.
+"""`rolegate sft retrain`: run all steps, from stored runs to a new version on shadow traffic.
 
 The steps are mine → filter → dataset → train → evaluate → publish, each with its own folder under
 --work. If a step fails, the command stops and prints the reason. The same command then resumes at
 that step, and no model call is paid for twice.
 
-At the end, the new version is registered with a running gateway as a shadow. From then on, the
-gateway's gate decides whether it is promoted (`rolegate versions decisions`).
+At the end, the new version is registered with a running gateway, where it works on shadow traffic:
+its results are compared, but not used. The gateway then decides whether to promote the version
+(`rolegate versions decisions`).
 """
 
 from collections.abc import Iterator
@@ -34,33 +35,33 @@ class Options(ConnectionOptions, kw_only=True):
 
     config: Path
     work: Path
-    """folder in which the command creates a result folder for each step"""
+    """folder for the result folders of all steps; the same command with the same folder resumes"""
     evaluation: Path
-    """file of held-out questions with right answers, JSON lines"""
+    """file of held-out questions with right answers (JSON lines); they are never trained on"""
     model: Path | None = None
     """folder of the student's weights (default: the model that the executor's engine serves)"""
     recipe: str = "mini"
-    """settings of the training: a shipped recipe's name or a TOML file; mini is for the demo's
-    model
+    """recipe with the settings of the training: mini (for the demo's model), paper-qwen3-1.7b, or a
+    TOML file
     """
     mix: str = ""
-    """STRATUM=N,…: max trajectories of each stratum, as for `rolegate sft filter`
-    (default: no limits)
+    """max trajectories of each stratum, as STRATUM=N,…; see `rolegate sft filter --help` (default:
+    no limits)
     """
     min_trajectories: Count = 100
-    """stop before the training if fewer trajectories pass the filter; 500 logged questions of the
-    demo gave 1,298 trajectories
+    """stop before the training if fewer trajectories pass the filter; for comparison, 500 questions
+    of the demo gave 1,298 trajectories
     """
     rollouts: Count = 1
-    """number of answers to each held-out question by each executor"""
+    """in the evaluation: number of answers to each held-out question by each executor"""
     concurrency: Count = 8
-    """questions that are answered at the same time"""
+    """number of questions to answer at the same time"""
     yes: bool = False
     """start without asking for confirmation of the cost"""
 
 
 def run(options: Options) -> int:
-    """Run all steps and return the exit status: 1 if a step gave a reason to stop."""
+    """Run all steps and return the exit status: 1 if the command stopped after a step."""
     config = load_config(options.config)
     engine = config.roles.execution.engine
     student = options.model or Path(
@@ -92,8 +93,8 @@ def _check(options: Options, config: Config, student: Path) -> None:
 
 
 def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, str]]:
-    """Run the steps in order. After each, yield its name and the reason to stop, which is empty if
-    the next step can begin.
+    """Run the steps in order. After each step, yield its name and the reason to stop; the reason is
+    empty if the next step can begin.
     """
     mining = mine.Options(
         config=options.config,
@@ -148,7 +149,7 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
     try:
         with_client(lambda client, _: publish.try_version(client, version), options)
     except GatewayError as error:
-        yield "publish", f"the gateway did not take {version.name}: {error}"
+        yield "publish", f"the gateway did not accept {version.name}: {error}"
 
 
 def _worse(evaluated: Path) -> str:

@@ -1,16 +1,16 @@
 """`rolegate sft rollout`: run teacher and student on the sub-queries of questions (TBSS 3.4).
 
-First, the delegator answers each question with the teacher as its executor. Then the student works
-on every sub-query of that run. If the student's report differs from the teacher's, the run is
-repeated from that sub-query on with the student's report, to see which answer it leads to. Where
-the teacher needed two searches, it tries the sub-query several more times with only one. From all
-this, `rolegate sft filter` decides which trajectories to learn from. A question with columns asks
-for a table; then each report is judged by the cells that it gives, not by a final answer.
+First, each question is answered with the teacher as executor. Then the student works on every
+sub-query of that run. If the student's report differs from the teacher's, the rest of the run is
+repeated with the student's report, to get its final answer. If the teacher searched more than once,
+it also tries the sub-query several times with one search only. `rolegate sft filter` then selects
+the trajectories to train on. A question with columns asks for a table; its reports are judged by
+their cells, not by a final answer.
 
-With `--group 8`, each question is answered, or each table filled, eight times by sampled models
-instead, without a teacher. trajectories.jsonl then contains what each agent wrote, with the reward
-of its run. `rolegate sft filter --best` keeps the best run of each question; `rolegate sft weigh`
-makes training rows of all runs.
+With `--group 8`, there is no teacher. Instead, each question is answered, or each table filled,
+eight times with different seeds. trajectories.jsonl then contains what each agent wrote, with the
+reward of its run. `rolegate sft filter --best` keeps the best run of each question; `rolegate sft
+weigh` turns all runs into training rows.
 
 After an interruption, the same command resumes, and no model call is paid for twice.
 """
@@ -69,9 +69,9 @@ TRAJECTORIES = "trajectories.jsonl"
 ADVICE = "remove this line; the same command then rolls out its question again"
 """End of the error message about an invalid line in a file of rollouts."""
 _TEMPERATURE = 0.7
-"""Min temperature of repeated tries; with a lower one, they would hardly differ."""
+"""Min temperature of repeated tries. At a lower temperature, they would hardly differ."""
 _FAILED = ("retrieval_failed", "model_failed")
-_TIME = "a run took too long; raise server.timeout_s, or run fewer questions with --concurrency."
+_TIME = "a run took too long; raise server.timeout_s, or lower --concurrency."
 
 
 class RolloutOptions(StepOptions, kw_only=True):
@@ -81,16 +81,18 @@ class RolloutOptions(StepOptions, kw_only=True):
     limit: Count | None = None
     """max questions to roll out (default: all)"""
     leave_failed: bool = False
-    """finish the step without the questions that failed (default: do not finish the step; the same
-    command then tries these questions again)
+    """finish the step even if questions failed (default: the step stays unfinished, and the same
+    command tries the failed questions again)
     """
     concurrency: Count = 8
-    """questions that are rolled out at the same time"""
+    """number of questions to work on at the same time"""
     ray: str | None = None
-    """work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head"""
+    """work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head
+    (default: work in this process)
+    """
     capped: Count = 3
-    """number of extra tries of the teacher with only one search, for each sub-query for which the
-    teacher searched more than once
+    """number of extra tries with only one search that the teacher makes for each sub-query for
+    which it searched more than once
     """
 
 
@@ -98,18 +100,19 @@ class Options(RolloutOptions, kw_only=True):
     """Options of `rollout`."""
 
     questions: Path
-    """file of questions with right answers, or of requests for tables, JSON lines"""
+    """file of questions with right answers, or of requests for tables (JSON lines)"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out questions that equal or resemble a held-out question
+    """files of held-out questions (JSON lines); leave out questions that are the same as, or nearly
+    the same as, a held-out question
     """
     group: Annotated[int, Meta(ge=2)] | None = None
     """answer each question this many times, without a teacher (default: run teacher and student)"""
     temperature: Annotated[float, Meta(ge=_TEMPERATURE)] = 1.0
     """with --group: sampling temperature of all roles"""
     executor: str = BASE
-    """with --group: executor to use: base (the config's model), or the folder of an adapter"""
+    """with --group: base (the config's executor), or the folder of an adapter for the executor"""
     delegator: str = BASE
-    """with --group: delegator to use: base (the config's model), or the folder of an adapter"""
+    """with --group: base (the config's delegator), or the folder of an adapter for the delegator"""
     topology: TopologyName = "factorized"
     """with --group: factorized (no managers), or host (managers between delegator and executors)"""
 
@@ -118,7 +121,7 @@ class Verdict(Frozen):
     """Correctness of a final answer, or of a report on a part of a table."""
 
     exact_match: bool | None
-    """Whether it matches a right answer; None if no right answer is known."""
+    """True if the answer matches a right answer; None if no right answer is known."""
     accepted: bool | None = None
     """The judge's verdict; None if the judge was not asked, or its reply could not be parsed."""
     judged: bool = False
@@ -126,8 +129,9 @@ class Verdict(Frozen):
 
     @property
     def correct(self) -> bool:
-        """True if the answer matches a right answer and is accepted by the judge (TBSS 3.4). If
-        only one of the two is available, that one decides; without both, False.
+        """True if the answer matches a right answer and the judge accepts it (TBSS 3.4). Without a
+        judge, the match alone decides, and without right answers, the judge alone. Without both,
+        False.
         """
         if self.judged:
             return self.accepted is True and self.exact_match is not False
@@ -135,8 +139,8 @@ class Verdict(Frozen):
 
 
 class Sample(Frozen):
-    """An executor's work on a sub-query. `answer`: final answer of the teacher's run when it
-    continues with the report of this work; for a part of a table, the answer of the report itself.
+    """An executor's work on a sub-query. `answer`: the final answer to which its report leads when
+    the teacher's run continues with that report; for a part of a table, the answer of the report.
     """
 
     execution: Execution
@@ -150,8 +154,8 @@ class SubQueryRollout(Frozen):
     teacher: Sample
     student: Sample
     capped: tuple[Sample, ...] = ()
-    """Further tries of the teacher with only one search; made only if the teacher searched more
-    often and was not wrong.
+    """Further tries of the teacher with only one search. Empty if the teacher searched at most once
+    or was wrong.
     """
 
 
@@ -188,12 +192,12 @@ class Group(Frozen):
 
 
 def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
-    """Raise the error if a run could not work properly, because its time ran out or an endpoint
-    failed. Its answer then says nothing about the models.
+    """Raise the error of a run whose time ran out or whose endpoint failed. The answer of such a
+    run says nothing about the models.
 
     `context`: context of the run, which has the errors of endpoints. `first`: number of the first
-    sub-query that the run itself worked on; earlier ones were taken from another run. Raises
-    `OutOfTime` or `UpstreamError`.
+    sub-query to check; earlier ones were taken from another run. Raises `OutOfTime` or
+    `UpstreamError`.
     """
     for index, execution in enumerate(trajectory.executions[first:], first):
         check_execution(execution, index, context)
@@ -207,8 +211,8 @@ def check_some(
     executions: Iterable[Execution],
     failures: Mapping[int | None, UpstreamError],
 ) -> None:
-    """Raise one of the errors in `failures` if all `executions` failed, or if an endpoint is
-    unavailable. Otherwise, single failures are tolerated.
+    """Raise an error of `failures` if all `executions` failed, or if an endpoint is unavailable.
+    Otherwise, failures are tolerated.
     """
     hopeless = all(execution.outcome in _FAILED for execution in executions)
     for error in failures.values():
@@ -227,8 +231,8 @@ async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> Ta
 
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
-    """Raise the error if an executor could not work, because its time ran out or an endpoint
-    failed. `index`: number of its sub-query. Raises `OutOfTime` or `UpstreamError`.
+    """Raise the error of an executor whose time ran out or whose endpoint failed. `index`: number
+    of its sub-query. Raises `OutOfTime` or `UpstreamError`.
     """
     if execution.outcome == "timed_out":
         raise OutOfTime(_TIME)
@@ -243,7 +247,7 @@ class RolloutWorker(Frozen):
     """Search for answers, with the teacher as executor."""
     student: Executor
     capped: Sequence[Executor]
-    """Executors that are the teacher with at most one search, each with another seed."""
+    """The teacher as executors with at most one search, each with another seed."""
     judge: Judge | None
     context: Callable[..., RunContext]
     """Makes the context of one run; takes an optional time limit in seconds."""
@@ -253,8 +257,8 @@ class RolloutWorker(Frozen):
     async def roll_out(self, question: Question) -> Rollout:
         """Run the teacher on a question, and the student on its sub-queries; return all samples.
 
-        Raises `UpstreamError` or `OutOfTime` if an executor could not work, as such work must not
-        become a sample, and `StoreFailed` if the call cache cannot be written.
+        Raises `UpstreamError` or `OutOfTime` if an endpoint failed or the time ran out, and
+        `StoreFailed` if the call cache cannot be written.
         """
         if question.table:
             return await self._table(question, question.table)
@@ -309,9 +313,9 @@ class RolloutWorker(Frozen):
     async def _table(self, question: Question, table: TableRequest) -> Rollout:
         """Let the teacher fill a table, then let the student work on each of its sub-queries.
 
-        At most `width` executors work at a time, as in the filling of a table. A failed execution
-        becomes a sample like any other; an error is raised only if all executions fail, an endpoint
-        is unavailable or time runs out.
+        At most `limits.width` executors work at a time, as when a table is filled. A failed
+        execution becomes a sample like any other. An error is raised only if all executions fail,
+        an endpoint is unavailable or the time runs out.
         """
         assert self.wide
         limits = self.wide.limits
@@ -391,7 +395,7 @@ async def roll_out_group(
 async def roll_out_run(runtime: Runtime, topology: TopologyName, question: Question) -> Run:
     """Answer a question or fill a table once. Raises the same errors as `RolloutWorker.roll_out`.
 
-    `runtime`: has the seed, which becomes a part of the run's name.
+    The runtime's seed becomes a part of the run's id.
     """
     result: Trajectory | TableRun
     roles: Mapping[str, Role]
@@ -444,9 +448,9 @@ def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
     """Return a worker with the config's teacher and student, whose endpoints are asked to return
     token ids.
 
-    `capped`: tries of the teacher with only one search. The first is made at the config's
-    temperature; all others at a raised one, so that they differ. Raises `BadConfig` without a
-    teacher.
+    `capped`: number of the teacher's tries with only one search. The first try has the config's
+    temperature. All others have at least `_TEMPERATURE`, so that they differ. Raises `BadConfig` if
+    the config has no teacher.
     """
     runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
     config = teacher_config(runtime.config)
@@ -478,8 +482,9 @@ async def roll_out_all(
     the error messages of failed questions, by question id.
 
     Each rollout becomes a line of the file; in the end, the lines are in the order of the
-    questions. `roll_out`: returns the rollout of a question, which is a `kind`. `on_done`: called
-    once for every question that was rolled out, now or before, or that failed.
+    questions. `roll_out`: returns the rollout of a question, of the type `kind`. `on_done`: called
+    once for every question, when it is rolled out or has failed; for a question that is already in
+    the file, at the beginning.
 
     Raises the same errors as `failures`, and `StoreFailed` if the file cannot be written. Finished
     rollouts are kept in the file.
@@ -515,8 +520,8 @@ def mean(values: Iterable[float]) -> float:
 
 
 def search_counts(searches: Iterable[int]) -> dict[str, float]:
-    """Return figures about the searches of executors (TBSS Table 4): the number of executions,
-    their average searches, and how many executions made no search, one, or more.
+    """Return figures about the searches of executors (TBSS Table 4): the number of executions, the
+    mean number of searches, and how many executions made no search, one, or more.
 
     `searches`: number of searches of each execution.
     """
@@ -533,8 +538,8 @@ def search_counts(searches: Iterable[int]) -> dict[str, float]:
 def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
     """Return the figures of the file of rollouts `path`.
 
-    `exact_match` and `correct` are shares of the questions, or, under `executors`, of the
-    executor's executions. `models`: names of the models of `teacher` and `student`.
+    `exact_match` and `correct` are shares of all questions; under `executors`, `exact_match` is a
+    share of the executor's executions. `models`: names of the models of `teacher` and `student`.
     """
     rollouts = list(read_jsonl(path, Rollout, ADVICE))
     verdicts = [rollout.verdict for rollout in rollouts]
@@ -633,8 +638,8 @@ def roll_out_step(
     show(figures, as_json=options.json)
     if figures["failed"] and not options.leave_failed:
         complain(
-            "Some questions failed. The same command tries them again; with --leave-failed, it "
-            "finishes the step without them."
+            "Some questions failed. Run the same command to try them again, or add --leave-failed "
+            "to finish the step without them."
         )
         return 1
     files = [name for name in (ROLLOUTS, TRAJECTORIES) if (step.folder / name).exists()]
@@ -700,7 +705,7 @@ async def _rolled_out(
     options: RolloutOptions,
 ) -> dict[str, Any]:
     """Roll out the questions with a progress bar. Return the error messages of failed questions,
-    and the calls that were made to models. `work`: see `spread`.
+    and the number and tokens of the model calls. `work`: see `spread`.
     """
     with progress_bar() as bar:
         task = bar.add_task("rolling out", total=len(questions))

@@ -1,5 +1,5 @@
-"""Open the engines, roles and retriever that a config names, without a gateway. The steps of the
-distillation run their searches with these.
+"""Open the engines, endpoints and retriever of a config without a gateway, for the searches of the
+distillation's steps.
 """
 
 import asyncio
@@ -47,16 +47,16 @@ from serving.topologies import (
 
 BASE = "base"
 TEACHER = "teacher"
-"""Names of the models of a config, in options that accept folders of adapters as well: `base` is
-the model of the role, `teacher` the model of `distillation.teacher`.
+"""Values of options that otherwise name the folder of an adapter. `base` is the role's model in the
+config, `teacher` the model of `distillation.teacher`.
 """
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The opened engines, endpoints and retriever of a config. Makes roles, executors and searches
-    of these; any number of runs may use them concurrently.
+    """The opened engines, endpoints and retriever of a config. Creates roles, executors and
+    searches that use them; any number of runs may do so concurrently.
     """
 
     config: Config
@@ -68,15 +68,17 @@ class Runtime:
     seed: int | None = None
     """Seed of all roles but the judge; None for the config's seeds."""
     temperature: float | None = None
-    """Temperature of all roles but the judge; None for the config's. Ignored if `seed` is None."""
+    """Temperature of all roles but the judge; None for the config's temperatures. Ignored if `seed`
+    is None.
+    """
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
     """Fields to add to the requests of each role, such as `return_token_ids`."""
     versions: Mapping[RoleName, str] = field(default_factory=dict)
     """Name of the adapter that replaces the config's model, by role."""
     upstreams: Upstreams = field(default_factory=Upstreams)
-    """Health of the endpoints, and limits on calls in flight; shared by all runs."""
+    """Health of the endpoints, and limits of concurrent calls; shared by all runs."""
     loaders: Mapping[RoleName, Adapters] = field(default_factory=dict)
-    """Loads adapters into the engine of the delegator and of the executor."""
+    """Client that loads adapters into the role's engine, for the delegator and the executor."""
 
     @property
     def judge(self) -> Judge | None:
@@ -91,8 +93,8 @@ class Runtime:
         return replace(self, seed=seed, temperature=temperature)
 
     def with_versions(self, executor: str, delegator: str) -> "Runtime":
-        """Return a copy that uses the adapters named `executor` and `delegator`. `base` and
-        `teacher` are no adapters; with these names, the role keeps its model.
+        """Return a copy that uses the adapters named `executor` and `delegator`. With the name
+        `base` or `teacher`, which is no adapter, the role keeps its model.
         """
         named: dict[RoleName, str] = {"execution": executor, "delegation": delegator}
         return replace(
@@ -104,10 +106,10 @@ class Runtime:
         """Return a role with the model and settings of `config`, and with this runtime's seed,
         temperature and cache.
 
-        `name`: the role's name, to which its calls are booked. `version`: name of an adapter that
-        replaces the model.
+        `name`: name of the role, under which the ledger books its calls. `version`: name of an
+        adapter that replaces the model.
         """
-        # Part of the cache key: teacher and student may have models of the same name
+        # Goes into the cache key, because teacher and student may have models of the same name
         is_teacher = config == self.config.distillation.teacher
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
@@ -121,8 +123,8 @@ class Runtime:
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
         price = price_of(config, self.config.prices)
         role = self.new_role(name, config, price=price, upstreams=self.upstreams)
-        # No structured outputs: they would constrain the texts from which the student learns.
-        # No streaming: so the first token may take as long as the whole call.
+        # No structured outputs: they would constrain the texts that the student is trained on.
+        # No streaming: the first token may then take as long as the whole call.
         timeouts = Timeouts(config.call_timeout_s, config.call_timeout_s)
         role = replace(role, streams=False, structured=False, timeouts=timeouts)
         if self.cache is None:
@@ -137,8 +139,8 @@ class Runtime:
         return replace(role, model=cached(role.model), others=others)
 
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
-        """Return an executor. `role`: the role that makes its calls; by default, the config's
-        executor or the adapter that replaces it. `limits`: limits of its searches and turns; by
+        """Return an executor. `role`: role with the executor's model; by default, the config's
+        executor or the adapter that replaces it. `limits`: limits of searches and turns; by
         default, the config's.
         """
         version = self.versions.get("execution")
@@ -150,7 +152,8 @@ class Runtime:
         return new_search(self.config.search, self._others, executor)
 
     def topology(self, name: TopologyName, executor: Executor | None = None) -> Topology:
-        """Return the topology `name`, which is `factorized` or `host` (with managers).
+        """Return the topology `name`: `factorized`, or `host`, which has managers between delegator
+        and executors.
 
         `executor`: the executor to use; None for the config's. Raises `BadConfig` if a manager of
         the topology `host` has tools.
@@ -166,7 +169,8 @@ class Runtime:
         self, name: TopologyName, executor: Executor | None = None
     ) -> tuple[WideSearch, dict[str, Role]]:
         """Return the search that fills tables in the topology `name`, and its roles by name.
-        `executor`: the executor to use; None for the config's. Raises the errors of `topology`.
+        `executor`: the executor to use; None for the config's. Raises the same errors as
+        `topology`.
         """
         executor = executor or self.executor()
         roles = {**self._others, "execution": executor.role(self.context())}
@@ -199,8 +203,8 @@ class Runtime:
         return {"delegation": delegation, "answer": self.role("answer", roles.answer)}
 
     def context(self, time_s: float | None = None) -> RunContext:
-        """Return the context of a new run, which begins now and is not stored. `time_s`: time limit
-        of the run in seconds; by default, the config's `server.timeout_s`.
+        """Return the context of a new run, which is not stored. The run's time begins now.
+        `time_s`: time limit of the run in seconds; by default, the config's `server.timeout_s`.
         """
         ledger = Ledger(f"sft-{token_hex(8)}")  # request ids at engines begin with this name
         return RunContext.lasting(
@@ -213,8 +217,8 @@ class Runtime:
 def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:
     """Return the folder of each adapter in `given`, by the name under which engines load it.
 
-    `given`: folders of adapters, or names in `others`, which have no folder: their value is None.
-    Raises `BadConfig` if a model is named twice, or if a folder has no adapter.
+    `given`: folders of adapters, or names from `others`, whose value in the result is None. Raises
+    `BadConfig` if a model is named twice, or if a folder has no adapter.
     """
     folders: dict[str, Path | None] = {}
     for name in given:
@@ -230,9 +234,9 @@ def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dic
 def adapter_name(folder: Path) -> str:
     """Return the name under which engines load the adapter in `folder`.
 
-    For a published version, this is the version's name. For any other adapter, it is the name of
-    the training's folder with the beginning of the weights' SHA-256, because a running engine may
-    still have an older adapter of that training loaded. Raises `BadConfig` if there are no weights.
+    A published version keeps its name. Any other adapter gets the name of its parent folder with
+    the beginning of the weights' SHA-256, because a running engine may still have an older adapter
+    from the same folder loaded. Raises `BadConfig` if there are no weights.
     """
     path = folder.resolve()
     if (path / MANIFEST).exists():
@@ -241,7 +245,7 @@ def adapter_name(folder: Path) -> str:
 
 
 def adapter_files(named: Mapping[str, Path | None]) -> dict[str, Path]:
-    """Return the file of weights of each adapter, by its name. `named`: as returned by
+    """Return the weights file of each adapter, by the adapter's name. `named`: as returned by
     `named_adapters`; names without a folder are left out.
     """
     return {name: folder / ADAPTER_WEIGHTS for name, folder in named.items() if folder}
@@ -260,11 +264,11 @@ async def open_runtime(
 ) -> AsyncIterator[Runtime]:
     """Start the engines and the retriever of a config, and stop them on exit.
 
-    `log`: called with a line of text for each part that starts. `cache`: file in which completed
-    model calls are kept, so that none is made again. `adapters`: adapters to load into the
-    executor's engine, as returned by `named_adapters`. `delegators`: adapters to load into the
-    delegator's engine. `teacher`: whether to start the teacher's engine, too. `extra_roles`:
-    further roles whose engines are needed, by the names that error messages give them.
+    `log`: called with a line of text for each part that starts. `cache`: file of the `CallCache`;
+    None for no cache. `adapters`: adapters to load into the executor's engine, as returned by
+    `named_adapters`. `delegators`: adapters to load into the delegator's engine. `teacher`: also
+    start the teacher's engine. `extra_roles`: further roles whose engines are needed, by their
+    names in error messages.
 
     Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
     """
@@ -318,12 +322,12 @@ async def open_runtime(
 
 
 Work = Callable[[Runtime], Ask]
-"""Function that returns how to work on an item with a runtime."""
+"""Function that takes a runtime, and returns the function that works on an item."""
 
 
 def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
-    """Return `work(runtime)`; with `ray`, a function that does the same on the workers of that
-    cluster, whose model calls are kept in the cache of `runtime`.
+    """Return `work(runtime)`. With `ray`, return a function that does the same on the workers of
+    that Ray cluster. The workers' model calls are kept in the cache of `runtime`.
 
     `work`: is pickled. `ray`: see `workers_of`. Raises `BadConfig`.
     """
@@ -350,16 +354,16 @@ def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
 
 
 class _Worker:
-    """A process on a Ray cluster. It works on any number of items concurrently."""
+    """A worker process on a Ray cluster. Works on any number of items concurrently."""
 
     _stack = AsyncExitStack()
-    """Keeps the runtime open. A process has one worker."""
+    """Keeps the runtime open. A class attribute suffices, because a process has one worker."""
     _opened: Any = None
     """Future of the runtime; None before the first item."""
 
     async def work_on(self, item: object, work: Work, config: Config) -> Any:
-        """Return the result or the error of an item, and the model calls that were completed. All
-        items have configs with the same retriever.
+        """Return the result of an item, or its error, and the completed model calls. The configs of
+        all items must have the same retriever.
         """
         if self._opened is None:
             entered = self._stack.enter_async_context(open_runtime(config, print))
@@ -367,7 +371,7 @@ class _Worker:
         calls = list[KeptCall]()
         try:
             runtime = await self._opened
-            # A remote retriever knows the id of its index only after a search
+            # A remote retriever learns the id of its index with the first search
             await runtime.retriever.search(["warm up"], 1)
             runtime = replace(runtime, config=config, cache=CallCache(calls))
             result = await work(runtime)(item)

@@ -1,5 +1,5 @@
-"""Steps of the distillation. Each step has a folder for its results. The folder's manifest, which
-is written last, records everything that the results were made of.
+"""Steps of the distillation. Each step has a folder for its results. The manifest in that folder,
+which is written last, records inputs, settings and figures.
 """
 
 import hashlib
@@ -23,9 +23,9 @@ _BEGUN = "begun.json"
 MANIFEST = "manifest.json"
 _ADVICE = "another release may have written it; name another folder"
 _MAX_CHANGES = 5
-"""Max differences that an error message names."""
+"""Max changed settings or inputs that an error message names."""
 _MAX_VALUE = 80
-"""Max characters of each value in that message."""
+"""Max characters of each value in the message about changes."""
 
 
 class Origin(Frozen, forbid_unknown_fields=True):
@@ -34,8 +34,8 @@ class Origin(Frozen, forbid_unknown_fields=True):
     step: str
     """Name of the step, such as `filter`."""
     inputs: dict[str, str]
-    """SHA-256 of every input file, by what the input is for. If the input is the folder of another
-    step, this is the SHA-256 of that step's manifest.
+    """SHA-256 of every input file, by the input's purpose, such as `questions`. If an input is the
+    folder of another step, this is the SHA-256 of that step's manifest.
     """
     settings: dict[str, Any]
 
@@ -48,17 +48,15 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
     files: dict[str, str]
     """SHA-256 of every result file, by its path in the folder."""
     seconds: float
-    """Duration of the command that finished the step; earlier, interrupted commands are not
-    counted.
-    """
+    """Duration of the command that finished the step, without earlier, interrupted commands."""
     finished_at: str
     """ISO 8601, UTC."""
     steps: dict[str, "StepManifest"] = {}
-    """Manifests of the steps whose results were the inputs, by what the input is for."""
+    """Manifests of the steps whose results were inputs, by the input's purpose."""
 
 
 class Step(Frozen):
-    """A step that has begun: the folder of its results, and what they are made of."""
+    """A step that has begun, with the folder of its results, and its inputs and settings."""
 
     folder: Path
     origin: Origin
@@ -74,11 +72,11 @@ class Step(Frozen):
         inputs: Mapping[str, Path],
         settings: Mapping[str, Any],
     ) -> "Step":
-        """Begin a step in `folder`, or resume the step that is there.
+        """Begin a step in `folder`, or resume it if it was begun before.
 
-        `step`: name of the step. `inputs`: files or folders by what they are for. `settings`:
+        `step`: name of the step. `inputs`: files or folders, by their purpose. `settings`:
         everything else that determines the result. Raises `BadConfig` if the folder contains
-        anything else: another step, or this step with other inputs or settings.
+        another step, the same step with other inputs or settings, or other files.
         """
         origin = Origin(
             step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings)
@@ -89,7 +87,7 @@ class Step(Frozen):
             # A killed command may have left a temporary file
             if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
                 raise BadConfig(
-                    f"{folder}: contains files, but none of a training step; name a new folder."
+                    f"{folder}: contains files, but none of an sft step; name a new folder."
                 )
             write_json(begun, origin)
         else:
@@ -135,8 +133,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
-    """Yield a text for each difference between two JSON values, with the old and the new value. An
-    absent value equals null. `name`: the dotted key of the values, for the text.
+    """Yield a text for each difference between two JSON values, such as `limit 10 (now 20)`. A
+    missing value equals null. `name`: dotted key of the two values.
     """
     if before == now:
         return
@@ -162,8 +160,8 @@ def read_manifest(folder: Path) -> StepManifest:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of the file `path`; if `path` is a folder, that of its manifest. Raises
-    `BadConfig` if there is no such file.
+    """Return the SHA-256 of the file `path`; if `path` is a step's folder, that of its manifest.
+    Raises `BadConfig` if there is no such file.
     """
     file = path / MANIFEST if path.is_dir() else path
     if not file.is_file():
@@ -179,8 +177,8 @@ _PLACES = {
     "embedder": "engine base_url api_key_env",
     "reranker": "base_url form api_key_env timeout_s",
 }
-"""Keys of a config that cannot change a step's result, by the section. They say where and how the
-parts of the config are served. Every other key can change it.
+"""Keys of a config that cannot change a step's result, by section. They say where and how models
+and indexes are served. All other keys of these sections can change the result.
 """
 
 
@@ -188,8 +186,8 @@ def config_settings(
     config: Config,
     extra_roles: Mapping[str, RoleConfig | None] = {},
 ) -> dict[str, Any]:
-    """Return the parts of a config that determine results: models, prompts, sampling, limits and
-    retrieval. They are part of a step's `Origin.settings`.
+    """Return the parts of a config that can change a step's result: models, prompts, sampling,
+    limits and retrieval. They become a part of `Origin.settings`.
 
     `extra_roles`: further roles by name, such as the judge; None for a role that is not set. Raises
     `OSError` if a prompt cannot be read.

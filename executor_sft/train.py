@@ -1,14 +1,14 @@
 """`rolegate sft train`: fine-tune an executor on a data set of `rolegate sft dataset`.
 
-With --out DIR, writes an adapter or all weights (bf16) to DIR/model. DIR/loss.jsonl has a line for
-each training step, with its loss and the other values that the trainer logs.
+Writes the trained adapter, or all weights, in bf16 to OUT/model. OUT/loss.jsonl has a line for each
+training step, with its loss and the other values that the trainer logs.
 
-Checkpoints are kept during the training. After a kill, the same command resumes from the last one,
+The training writes checkpoints. After a kill, the same command resumes from the last checkpoint,
 and the resulting model is the same as without the interruption.
 
 Runs on the GPU if there is one, else on the CPU. To use several GPUs, start the command with
 `accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET
---model … --out …`. The recipe's batch is the total over all GPUs.
+--model … --out …`. `batch` in the recipe is the number of rows over all GPUs.
 """
 
 import shutil
@@ -44,7 +44,7 @@ _Kind = TypeVar("_Kind")
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
-"""Number of training steps, at the end, over whose losses the reported mean is taken."""
+"""The reported loss is the mean over this number of training steps, the last ones."""
 
 
 class Options(StepOptions):
@@ -55,7 +55,7 @@ class Options(StepOptions):
     model: Path
     """folder of the base model, from which the training starts"""
     recipe: str = "mini"
-    """settings of the training: mini, paper-qwen3-1.7b, or a TOML file with a recipe's keys"""
+    """recipe with the settings of the training: mini, paper-qwen3-1.7b, or a TOML file"""
     threads: Count | None = None
     """number of CPU threads (default: one per core)"""
 
@@ -72,15 +72,14 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     dropout: _Share = 0.0
     """Dropout of the LoRA adapter's layers."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that get a LoRA adapter: all linear layers, or those with names that end in one of
+    """Layers that get a LoRA adapter: all linear layers, or the layers whose names end in one of
     these texts.
     """
     epochs: _Positive = 3.0
     batch: Count = 16
-    """Rows of a training step, in total over all devices."""
+    """Rows per training step, in total over all devices."""
     device_batch: Count = 16
-    """Rows of a forward pass on one device; gradients are accumulated until the step has `batch`
-    rows.
+    """Rows per forward pass on one device. Gradients are accumulated until a step has `batch` rows.
     """
     learning_rate: _Positive
     """Peak learning rate."""
@@ -94,7 +93,7 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     max_length: Count = 4096
     """Max tokens of a row. A longer row is an error; rows are never shortened."""
     gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass, which needs less memory and more time."""
+    """Compute activations again in the backward pass, to save memory at the cost of time."""
     seed: int = 1
     checkpoint_every: Count = 100
     """Steps between checkpoints."""
@@ -115,8 +114,8 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_recipe(name: str, kind: type[_Kind]) -> _Kind:
-    """Load a recipe. `name`: the name of a shipped recipe, or the path of a TOML file. `kind`: type
-    of the recipe. Raises `BadConfig` if there is no such recipe, or if it is invalid.
+    """Load a recipe. `name`: name of a shipped recipe, or path of a file that ends in `.toml`.
+    `kind`: type of the recipe. Raises `BadConfig` if there is no such recipe, or if it is invalid.
     """
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
@@ -151,8 +150,8 @@ def _train(
     recipe: Recipe,
     devices: int,
 ) -> None:
-    """Train the model, write it with its losses, and finish the step. Every process of a training
-    on several devices calls this.
+    """Train the model, write model and losses, and finish the step. In a training on several
+    devices, every process must call this function.
     """
     rows = read_rows(options.dataset / ROWS)
     base = options.model
@@ -185,7 +184,8 @@ def _train(
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return the config and weights of the base model in the folder `model`, as inputs of the step.
+    """Return the paths of config and weights in the folder `model`, as inputs of the step by
+    purpose.
 
     Raises `BadConfig` if a file is missing, or if the data set was made for another tokenizer.
     """
@@ -264,7 +264,8 @@ def _trainer(
     checkpoints: Path,
     devices: int,
 ) -> Any:
-    """Return TRL's trainer for the base model in the folder `base`, with exactly these rows.
+    """Return a trainer of TRL for the base model in the folder `base`, which trains on exactly
+    these rows.
 
     `checkpoints`: folder for checkpoints. `devices`: number of devices. Raises `BadConfig` if base
     model, rows and recipe do not fit together.
@@ -276,7 +277,7 @@ def _trainer(
     from transformers.trainer_callback import ProgressCallback
     from trl import SFTTrainer
 
-    # Otherwise, TRL reports each training to Hugging Face
+    # Without this, TRL reports each training to Hugging Face
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
     examples = {
         name: [list(getattr(row, name)) for row in rows] for name in ("input_ids", "labels")
@@ -357,8 +358,8 @@ def _last_checkpoint(folder: Path) -> str | None:
 
 
 def save_trained(trainer: Any, base: Path, folder: Path) -> None:
-    """Write the trained model to `folder`, replacing what is there. If this fails, no incomplete
-    model is left under that name.
+    """Write the trained model to `folder`, and remove the old content. If this fails, no incomplete
+    model is left in `folder`.
 
     All processes of a training must call this function; only the main process writes. `base`:
     folder of the base model.
@@ -385,8 +386,8 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield the path of a folder to write a model to. It then takes the place of `folder`, synced
-    to the disk.
+    """Yield the path of a temporary folder to write a model to. On exit, sync it to disk and rename
+    it to `folder`. The old `folder` is removed on entry.
     """
     unfinished = folder.with_name(f".{folder.name}")
     for path in (unfinished, folder):
@@ -398,7 +399,7 @@ def replacing_folder(folder: Path) -> Iterator[Path]:
 
 
 def _halved(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights converted to bf16. Tensors that share memory still do so afterwards."""
+    """Return the weights as bf16. Tensors that share memory still share it in the result."""
     import torch
 
     halves: dict[int, torch.Tensor] = {}

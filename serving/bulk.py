@@ -1,8 +1,8 @@
-"""Bulk work on a Ray cluster, by workers, which are processes on its nodes.
+"""Bulk work on a Ray cluster. Workers are processes on the cluster's nodes.
 
-Results come back to the command that asked for them. It keeps them as it would without Ray, so the
-cluster holds nothing that must survive. If a worker or its node dies, Ray starts another worker,
-and makes the calls again that were open there.
+Results are returned to the command, which stores them as it does without Ray. So nothing on the
+cluster must survive. If a worker or its node dies, Ray starts another worker, and repeats the calls
+that had not finished.
 """
 
 import os
@@ -14,30 +14,30 @@ from typing import Any
 from router.errors import BadConfig, RolegateError
 
 Ask = Callable[[Any], Awaitable[Any]]
-"""Function that works on one item."""
+"""Function that works on an item, and returns the result."""
 
 
 @cache
 def workers_of(address: str, kind: type) -> Any:
-    """Start a worker for each CPU of a Ray cluster, and return a list of them. They end with
-    this process. Blocks for seconds.
+    """Start a worker for each CPU of a Ray cluster, and return the list of workers. They end with
+    this process. Blocks for several seconds.
 
-    A method of a worker is called by `worker.method.remote(…)`, with arguments that can be pickled,
-    and its result is obtained by `finished`. `address`: HOST:PORT of the cluster's head, or `local`
-    for a new cluster of this machine's cores. `kind`: class of the workers. Raises `BadConfig` if
-    the cluster cannot be reached.
+    To call a method of a worker, use `await finished(worker.method.remote(…))`; the arguments are
+    pickled. `address`: HOST:PORT of the cluster's head, or `local` for a new cluster of this
+    machine's cores. `kind`: class of the workers. Raises `BadConfig` if the cluster cannot be
+    reached.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
 
-    # Ray would print the workers' output, and which of them died, to standard output
+    # Otherwise, Ray prints the workers' output, and messages about dead workers, to stdout
     ray._private.worker._worker_logs_enabled = False
     try:
-        if address != "local":  # Ray itself would try for minutes
+        if address != "local":  # check first, because Ray tries for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), 5).close()
         ray.init(address, include_dashboard=False, logging_level="ERROR")
-    except Exception as error:  # Ray has many
+    except Exception as error:  # Ray raises many kinds
         raise BadConfig(
             f"--ray {address}: the cluster cannot be reached ({error}); give local, or HOST:PORT "
             "of a running head (`ray start --head`). For the latter, make this machine a node of "
@@ -51,7 +51,7 @@ def workers_of(address: str, kind: type) -> Any:
 
 async def finished(call: Any) -> Any:
     """Wait for a call of a worker, and return its result. Raises the error of the call, and
-    `RolegateError` if its worker has died too often.
+    `RolegateError` if the worker has died too often.
     """
     from ray.exceptions import RayActorError
 

@@ -83,7 +83,7 @@ _GATE_TRIALS = 10_000
 
 
 class _Upstream(Frozen):
-    """Everything that a gateway calls, opened: engines, endpoints, the retriever and tools."""
+    """Everything that a gateway calls, opened: engines, endpoints, retrievers and tools."""
 
     readiness: Readiness
     retrievers: Mapping[str, WatchedRetriever]
@@ -101,8 +101,8 @@ class _Upstream(Frozen):
 
     @property
     def deployments(self) -> dict[str, str | None]:
-        """The places where roles' models are served, by their names in the ledger, each with its
-        base URL; None for a provider that LiteLLM calls.
+        """Base URL of each deployment, which is a place where a role's model is served, by its name
+        in the ledger. None for a provider that LiteLLM calls.
         """
         roles = (*self.roles.values(), *self.managers.values(), self.condenser.role)
         return {
@@ -113,7 +113,7 @@ class _Upstream(Frozen):
 
 
 class _Runs(Frozen):
-    """The parts of a gateway that carry out, observe, store and query runs."""
+    """The parts of a gateway that execute, observe, store and query runs."""
 
     gateway: Gateway
     indexes: Indexes
@@ -136,13 +136,14 @@ async def running_gateway(
     retriever: IndexRetriever | None = None,
     journal: Callable[[Journal], Journal] = lambda usual: usual,
 ) -> AsyncIterator[str]:
-    """Run a gateway with its engines while the context is open; yield its address as host:port.
+    """Run a gateway with its engines while the context is open. Yield the gateway's address as
+    host:port.
 
-    `http`: address of the OpenAI-compatible server; None for no such server. `key`: a valid key
-    in addition to the stored keys. `log`: called with a line of text for each step of the start.
-    `retriever` and `journal` are for measurements: `retriever` replaces the config's retriever, and
-    `journal` returns a wrapper of the store's journal. When the context is left, running requests
-    get `server.grace_s` seconds to finish. Raises `BadConfig` or `BadIndex`.
+    `address`: address of the gRPC server. `http`: address of the OpenAI-compatible server; None for
+    no such server. `key`: a valid API key in addition to the stored keys. `log`: called with a line
+    of text for each step of the start. `retriever` and `journal` are for benchmarks: `retriever`
+    replaces the config's retriever, and `journal` returns a wrapper of the store's journal. On
+    exit, running requests get `server.grace_s` seconds to finish. Raises `BadConfig` or `BadIndex`.
     """
     for problem in missing(config):
         raise BadConfig(problem)
@@ -187,7 +188,8 @@ async def running_gateway(
 
 async def _check_addresses(address: str, http: str | None, access: Access) -> None:
     """Check that the gateway can listen on the addresses. An address that other machines can reach
-    is allowed only if at least one key exists, because clients need a key only then.
+    is allowed only if at least one API key exists, because without any key, clients are not
+    authenticated.
 
     Raises `BadConfig` and `StoreFailed`.
     """
@@ -215,8 +217,8 @@ async def _check_addresses(address: str, http: str | None, access: Access) -> No
 async def _open_upstream(
     config: Config, log: Log, double: IndexRetriever | None
 ) -> AsyncIterator[_Upstream]:
-    """Start engines, and open the retriever, roles and tools. `double`: a retriever to use instead
-    of the config's; None for the config's. Raises `BadConfig` or `BadIndex`.
+    """Start engines, and open retrievers, roles and tools. `double`: a retriever to use instead of
+    the config's indexes; None for these. Raises `BadConfig` or `BadIndex`.
     """
     readiness = Readiness()
     opened = partial(
@@ -268,14 +270,13 @@ async def _open_runs(
     run_log: RunLog,
     around: Callable[[Journal], Journal],
 ) -> AsyncIterator[_Runs]:
-    """Open the gateway with its journal, its observers and the versions of its executor. `around`:
-    returns a wrapper of the journal for the gateway to use, or the journal itself. Raises
-    `BadConfig`.
+    """Open the gateway with its journal, observers and executor versions. `around`: returns the
+    journal for the gateway to use, which may be a wrapper of its argument. Raises `BadConfig`.
     """
     admission = Admission(config.admission)
     execution = config.roles.execution
     reports = None
-    # Runs do not share reports if the executor decodes at random
+    # Runs do not share reports if the executor samples without a fixed seed
     if config.report_cache.enabled and not (execution.temperature > 0 and execution.seed is None):
         reports = ReportCounts()
     live = LiveRuns()
@@ -425,9 +426,8 @@ async def _open_versions(
     lifecycle: RunLifecycle,
     indexes: Indexes,
 ) -> tuple[Versions, VersionRouting, Trials]:
-    """Return the parts that manage versions of the executor: the versions, which load into the
-    engine, the routing of runs to them, and their trials. Register the version that the config
-    names.
+    """Return the parts that manage versions of the executor: `Versions`, the routing of runs to
+    versions, and their trials. Also register the version that the config names.
 
     `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
     """
@@ -446,8 +446,8 @@ async def _open_versions(
     async def traffic() -> Traffic:
         return await versions.traffic()
 
-    # The parts refer to each other: `loading` asks `routing` for the versions in use, and `routing`
-    # asks `versions` for the stored traffic. Both do so only later, when all parts exist.
+    # These parts need each other: `loading` asks `routing` for the versions in use, and `routing`
+    # asks `versions` for the stored traffic. Both ask only later, when all parts exist.
     loading = Loading(config, upstream.engines, upstream.session, in_use=lambda: routing.in_use)
     routing = VersionRouting(
         partial(_new_executor, config, upstream, indexes),
@@ -490,13 +490,13 @@ async def _open_versions(
     if active != configured:
         log(
             f"executor version {active} is active, not {configured} as in the config; to activate "
-            f"that one, run `rolegate versions promote {configured}`"
+            f"the configured one, run `rolegate versions promote {configured}`"
         )
     return versions, routing, trials
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
-    """Read the held-out questions in a file of JSON lines. Raises `BadConfig`."""
+    """Read held-out questions from a JSON lines file. Raises `BadConfig` if it cannot be read."""
     try:
         return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
@@ -510,8 +510,8 @@ def _new_executor(
     indexes: Indexes,
     version: str,
 ) -> Executor:
-    """Return the executor of a version: the configured executor, with the version's name as the
-    name of its model.
+    """Return the executor of a version: the configured executor, but with the version's name as its
+    model.
     """
     execution = config.roles.execution
     role = upstream.roles["execution"]
@@ -537,7 +537,8 @@ async def _listening(
     starting: AsyncExitStack,
 ) -> AsyncIterator[str]:
     """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
-    address of the gRPC server. `starting`: closed before, which frees the addresses.
+    address of the gRPC server. `starting`: the servers that answer during the start; it is closed
+    first, which frees the addresses.
     """
     gateway = runs.gateway
     readiness = upstream.readiness
@@ -640,7 +641,9 @@ async def _listening(
 async def _drain(
     config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
 ) -> None:
-    """Report that the gateway is not ready, give proxies time to see it, and close the servers."""
+    """Report that the gateway is not ready, wait until load balancers have noticed, and close the
+    servers.
+    """
     grace_s = 0.0
     try:
         if config.drain_s:
@@ -652,8 +655,8 @@ async def _drain(
 
 
 async def _recover(config: Config, upstream: _Upstream, routing: VersionRouting) -> None:
-    """Watch for engines that are up again after a failure. Close their circuit breakers, so that
-    they are called, and reload the versions of the executor. Never returns.
+    """Wait for engines that are up again after a failure. Close their circuit breakers, so that
+    they get calls again, and reload the versions of the executor. Never returns.
     """
     down: set[str] = set()
     engines = {f"engines.{name}" for name in config.engines}

@@ -1,4 +1,4 @@
-"""Find the extra of rolegate that installs a missing package."""
+"""Find the extra of rolegate (as in `rolegate[sft]`) that installs a missing package."""
 
 import shlex
 import sys
@@ -31,14 +31,14 @@ _EXTRAS = {
     "widesearch": "dateparser pandas",
     "sft": "accelerate datasets ijson matplotlib peft pyarrow safetensors torch transformers trl",
 }
-"""Modules that each extra installs, separated by spaces. If several extras install a module, the
-first in this order is the smallest.
+"""Modules that each extra installs, separated by spaces. Extras with the same module are ordered by
+size, the smallest first.
 """
 
 
 def need(command: str, *modules: str) -> None:
-    """Raise `BadConfig` if one of `modules`, which `command` imports later, is not installed.
-    Called before the command has any effect.
+    """Raise `BadConfig` if one of `modules` is not installed. A command calls this before it has
+    any effect, for modules that it imports later. `command`: name of the command.
     """
     for module in modules:
         if find_spec(module) is None:
@@ -46,10 +46,10 @@ def need(command: str, *modules: str) -> None:
 
 
 def missing_extra(module: str | None, command: str = "") -> str:
-    """Return a shell command that installs a missing module, by an extra of rolegate. If no extra
+    """Return a shell command that installs a missing module with an extra of rolegate. If no extra
     has the module, return advice instead.
 
-    `command`: the name of the command that needs the module; an extra of the same name is preferred
+    `command`: name of the command that needs the module. An extra with the same name is preferred,
     if it has the module.
     """
     name = (module or "").partition(".")[0].replace("-", "_")

@@ -1,4 +1,4 @@
-"""Write files that only their owner can read, and that a crash cannot leave half written."""
+"""Write files that only their owner can read, and that are complete or unchanged after a crash."""
 
 import hashlib
 import os
@@ -11,8 +11,8 @@ from typing import Any
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """While the context is open, let only the owner access the files and folders that this process
-    creates.
+    """Give only the owner access to files and folders that this process creates while the context
+    is open.
 
     This sets the process's umask, as PostgreSQL does. So it also applies to files that libraries
     (SQLite, Arrow, NumPy, trainers) and child processes create.
@@ -25,8 +25,8 @@ def private_files() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file next to `path`, flush it to disk and rename it over `path`.
-    Raises `OSError` and then leaves `path` as it was.
+    """Write a temporary file next to `path`, sync it to disk and rename it to `path`. If this
+    raises `OSError`, `path` is unchanged.
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
@@ -34,9 +34,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a new, empty file to write to. When the context is left, the file is
-    flushed to disk and renamed to `path`; after an error, it is deleted and `path` stays as it was.
-    Only the owner can access the file, before and after it is renamed.
+    """Yield the path of a new, empty file to write to. On exit, sync the file to disk and rename it
+    to `path`; after an error, delete it instead, and leave `path` unchanged. Only the owner can
+    access the file, before and after it is renamed.
     """
     descriptor, name = mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
@@ -51,9 +51,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def save_picture(figure: Any, path: Path, dpi: int = 100) -> None:
-    """Write a figure of matplotlib into the PNG file `path`, which is replaced only when the
-    picture is complete.
-    """
+    """Write a matplotlib figure to the PNG file `path`, which is replaced atomically."""
     with replacing(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=dpi)
 
@@ -68,8 +66,8 @@ def flush(path: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal. The file is read in pieces, so that it may be
-    large. Raises `OSError`.
+    """Return the SHA-256 of a file in hexadecimal. The file may be large, since it is read in
+    pieces. Raises `OSError`.
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

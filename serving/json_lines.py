@@ -1,11 +1,11 @@
-"""Write JSON lines that `datasets.load_dataset("json", …)` can read.
+"""Write JSON lines that Hugging Face's `datasets.load_dataset("json", …)` can read.
 
 `load_dataset` infers the types of all columns from the first ten megabytes. If a column, or a field
-inside a column, is null, empty or absent in all rows so far, the first later row with a value
-fails. The same happens at the first fraction in a column of integers. So a row after the first
-megabytes that has a new type at some place is moved to the top of the file, the shortest such row
-first. All other rows keep their order. A text that Arrow would parse as a time gets a trailing
-space, so that it stays a text.
+inside a column, is null, empty or absent there, loading fails at the first later row with a value.
+Loading also fails at the first fraction in a column of integers. So if a row after the first
+megabytes has a new type anywhere, it is moved to the top of the file; the shortest of these rows
+comes first. All other rows keep their order. A text that Arrow would parse as a time gets a
+trailing space, so that it stays a text.
 """
 
 import re
@@ -27,7 +27,7 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
 
 @contextmanager
 def json_lines(path: Path) -> Iterator[Write]:
-    """Create a file, or empty it, and yield a function that writes one row. A row is a struct."""
+    """Create or empty a file, and yield a function that writes a row (a struct)."""
     known = set[tuple[str, type]]()
     late: list[bytes] = []
     with path.open("w+b") as file:
@@ -54,15 +54,15 @@ def json_lines(path: Path) -> Iterator[Write]:
 
 
 def write_json_lines(path: Path, rows: Iterable[object]) -> None:
-    """Write the rows to the file `path`. If that fails, `path` stays as it was."""
+    """Write rows to the file `path`. If this fails, `path` is unchanged."""
     with replacing(path) as unfinished, json_lines(unfinished) as write:
         for row in rows:
             write(row)
 
 
 def _loadable(value: Any, place: str, types: set[tuple[str, type]]) -> Any:
-    """Return the value with a space after each text that Arrow would parse as a time. Add the place
-    and the type of each value inside it to `types`.
+    """Return `value` with a space after each text that Arrow would parse as a time. Add place and
+    type of each nested value to `types`.
     """
     if value is not None:
         types.add((place, type(value)))

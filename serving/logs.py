@@ -1,4 +1,4 @@
-"""Format and level of the log, which structlog writes."""
+"""Configure format and level of structlog's log."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from structlog.typing import EventDict, ExcInfo, Processor
 
 
 def plain_tracebacks() -> None:
-    """Log as lines of text, with tracebacks that do not show the values of variables: these may be
+    """Log lines of text. Tracebacks do not show the values of variables, because these may contain
     API keys and questions.
     """
     *others, _renderer = structlog.get_config()["processors"]
@@ -20,7 +20,7 @@ def plain_tracebacks() -> None:
     renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
     structlog.configure(
         processors=[*(other for other in others if other is not _visible), _visible, renderer],
-        # Write to the stream behind `visible_output`, which would escape the colours.
+        # Write to the stream behind `visible_output`, which would escape the codes of colours
         logger_factory=lambda *_: structlog.PrintLogger(
             getattr(sys.stdout, "rich_proxied_file", sys.stdout)
         ),
@@ -28,8 +28,8 @@ def plain_tracebacks() -> None:
 
 
 def json_lines() -> None:
-    """Log one JSON object per line, with the run, tenant and request that it is about. Records that
-    libraries write by `logging` or `warnings` are logged in the same form.
+    """Log one JSON object per line, with the ids of run, tenant and request. Records of libraries
+    that use `logging` or `warnings` are logged in the same format.
     """
     known: list[Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -1,4 +1,4 @@
-"""Build the roles that a config describes."""
+"""Create the roles that a config describes. A role is a model with its prompt and settings."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,16 +20,17 @@ from serving.config.secrets import api_key
 from serving.topologies import condenser_config, manager_configs
 
 _INTERVAL = 8
-"""Number of tokens that the gateway's own engines send in one event, for streams that no client
-follows live.
+"""Number of tokens per event that the gateway's own engines send in streams that no client follows
+live.
 """
 
 
 async def all_roles(
     config: Config, new: Callable[..., Role]
 ) -> tuple[dict[RoleName, Role], dict[str, Role]]:
-    """Return the three roles by name, and the managers' roles by manager. `new`: `new_role` with
-    its connections. A manager has its own `RoleHealth`, not the delegator's.
+    """Return the three roles (delegation, execution, answer) by name, and the managers' roles by
+    manager. `new`: `new_role` with the arguments for connections already given. Each manager has
+    its own `RoleHealth` instead of the delegator's.
     """
     usual = config.roles.by_name
     managing = manager_configs(config)
@@ -49,8 +50,8 @@ async def all_roles(
 async def new_condenser(
     config: Config, new: Callable[..., Role], roles: Mapping[RoleName, Role]
 ) -> Condenser:
-    """Return the role in front of the search that writes the questions of conversations. `new`:
-    `new_role` with its connections. `roles`: the three roles.
+    """Return the condenser, which rewrites the questions of conversations before the search. `new`:
+    `new_role` with the arguments for connections already given. `roles`: the three roles.
     """
     if config.condenser is None:
         system = Path(condenser_config(config).prompt).read_text("utf-8").strip()
@@ -70,8 +71,8 @@ def new_role(
 ) -> Role:
     """Return the role that a config describes, without its fallbacks.
 
-    `engines`: base URLs by engine name. `upstreams`: load and breakers of the endpoints, which
-    roles at the same endpoint share; None for new ones.
+    `engines`: base URLs by engine name. `upstreams`: load and circuit breakers of endpoints, which
+    roles with the same endpoint share; None for new ones.
     """
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
@@ -105,8 +106,8 @@ def new_role(
 
 
 def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) -> list[Model]:
-    """Return the role's model at each of `base_urls`; if there are none, the model called through
-    LiteLLM.
+    """Return the role's model at each of `base_urls`. If there are none, return the model called
+    through LiteLLM.
     """
     key = api_key(config.api_key_env)
     if not base_urls:
@@ -129,8 +130,8 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
-    """Return the roles with their fallbacks. A fallback is another role's model with this role's
-    prompt and sampling, and with the larger `max_tokens` of the two roles.
+    """Return the roles with their fallbacks. A fallback uses the model of another role, with this
+    role's prompt and sampling, and with the larger `max_tokens` of the two roles.
     """
 
     def stand_in(role: Role, other: Role) -> Role:

@@ -12,23 +12,22 @@ import uvloop
 _YOUNG = 10_000
 _MIDDLE = 5
 _OLD = 2
-"""Thresholds of the garbage collector's three generations. Python's default for the first, 700
-objects, is exceeded by a single question. The older generations are small here, and fast to
-collect, so their thresholds are low: garbage of a question does not wait for thousands of further
-questions.
+"""Thresholds of the garbage collector's three generations. A single question exceeds Python's
+default for the first generation, 700 objects. The thresholds of the older generations are low, so
+that the garbage of a question does not wait for thousands of further questions; they are small, and
+so fast to collect.
 """
 _SWITCH_S = 1e-4
-"""Time for which a waiting thread lets another thread run Python code before it requests the
-interpreter lock. Python's default of 5 ms starts again whenever the event loop has polled for
-events. So a busy event loop would never release the lock, and searches and the database's thread
-would not finish.
+"""Switch interval in seconds: how long a thread waits before it requests the GIL. Python's default
+is 5 ms, and the time starts again whenever the event loop polls for events. So a busy event loop
+would never release the GIL to the threads of searches and of the database.
 """
 _log = structlog.get_logger("serve")
 
 
 def tune_interpreter() -> None:
     """Tune Python for a gateway: collect garbage less often, never scan the objects that exist now,
-    and let other threads run although the event loop is busy.
+    and let other threads run while the event loop is busy.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -42,9 +41,9 @@ def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Keep `service` open until SIGTERM or SIGINT, then close it. The service yields the address at
-    which it listens. A signal during the start also stops it. A second signal while it closes ends
-    its grace period.
+    """Open `service`, which yields its address, keep it open until SIGTERM or SIGINT, and close it.
+    A signal during the start also stops the service. A second signal during the closing ends the
+    grace period.
     """
     this = asyncio.current_task()
     assert this is not None
@@ -57,7 +56,7 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
             async with service as address:
                 tune_interpreter()
                 _log.info("serve.ready", address=address)
-                # The service must not see the signal as an error: it would not finish its work
+                # Hide the cancellation from the service, which would otherwise not finish its work
                 with suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
                 this.uncancel()

@@ -1,4 +1,4 @@
-"""Start everything that takes long, concurrently: engines, and an index or an embedder."""
+"""Start engines, and an index or an embedder, concurrently, because each takes long."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -22,15 +22,15 @@ _MAX_CONNECTIONS = 1000
 
 
 class Started(Frozen, Generic[Opened]):
-    """Running engines, an open retriever or embedder, and the connections for model calls."""
+    """Running engines, an open retriever or embedder, and connections for model calls."""
 
     engines: Mapping[str, str]
     """Base URLs by engine name."""
     retrieval: Opened
-    """The retriever or embedder."""
+    """The retriever or embedder that was opened."""
     session: aiohttp.ClientSession
     new_role: Callable[..., Role]
-    """`serving.roles.new_role`, with the arguments `pool` and `engines` already given."""
+    """`serving.roles.new_role` with the arguments `pool` and `engines` already given."""
 
 
 @asynccontextmanager
@@ -42,12 +42,12 @@ async def open_upstreams(
     *,
     readiness: Readiness | None = None,
 ) -> AsyncIterator[Started[Opened]]:
-    """Start the engines of all roles and of `also`, and concurrently, open a retriever or an
-    embedder. Then open connections to all models.
+    """Start the engines of all roles and of `also`, and open a retriever or an embedder at the same
+    time. Then open connections to all models.
 
-    `opened`: returns the context manager of the retriever or embedder; called with the argument
-    `cpu_threads` of `engine`. `also`: further roles, such as a judge. `readiness`: is notified when
-    an engine fails, and when it is up again. Raises `BadConfig` or `BadIndex`.
+    `opened`: returns the context manager of the retriever or embedder; takes the argument
+    `cpu_threads`, as `engine` does. `also`: further roles, such as a judge. `readiness`: is
+    notified when an engine goes down, and when it is up again. Raises `BadConfig` or `BadIndex`.
     """
     served: dict[str, dict[str, None]] = {}
     for role in (*config.called_roles.values(), *also):
@@ -83,8 +83,8 @@ async def open_upstreams(
 
 
 def _needed_by(config: Config, engine: str) -> list[Need]:
-    """Return the roles that can only be served by this engine, because neither the role nor its
-    fallbacks have another endpoint. Without the engine, the gateway is not ready for them.
+    """Return the roles that need this engine, because neither the role nor its fallbacks have
+    another endpoint. While the engine is down, the gateway is not ready for these roles.
     """
     roles = config.roles.by_name
 

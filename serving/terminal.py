@@ -1,5 +1,5 @@
-"""Print text on a terminal. Control characters in text from outside are shown as visible
-characters, so that the terminal does not execute them.
+"""Print text on a terminal. Control characters in untrusted text are shown as visible characters,
+so that the terminal does not execute them.
 """
 
 import os
@@ -15,12 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rolegate.client.text import SHOWN, visible
 
 _PIPE_WIDTH = 4000
-"""Characters of a line of a table in a pipe."""
+"""Width of tables that are not printed on a terminal, in characters."""
 
 
 def table_console() -> Console:
-    """Return a console for tables on standard output. If that is no terminal, rows are not wrapped,
-    so that each is one line for `grep`. The environment variable COLUMNS sets another width.
+    """Return a console for tables on standard output. If standard output is no terminal, rows are
+    not wrapped, so that each row is one line for `grep`. The environment variable COLUMNS sets
+    another width.
     """
     is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_PIPE_WIDTH if is_wide else None)
@@ -32,9 +33,9 @@ def complain(text: str) -> None:
 
 
 def progress_bar() -> Progress:
-    """Return progress bars for standard error, which are shown while the object is open as a
-    context manager. A bar has a description, the count of finished items, and the remaining time.
-    If standard error is not a terminal, nothing is shown.
+    """Return a context manager that shows progress bars on standard error. A bar has a description,
+    the count of finished items, and the remaining time. If standard error is not a terminal,
+    nothing is shown.
     """
     console = Console(stderr=True)
     return Progress(
@@ -49,8 +50,8 @@ def progress_bar() -> Progress:
 
 
 class _Visible(FileProxy):
-    """Standard output for `print`, with control characters made visible. rich writes to the stream
-    behind it, because rich's own styles are control sequences that must stay.
+    """Standard output for `print`, with control characters made visible. rich writes to the
+    underlying stream, because rich's styles are control sequences that must not be changed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -77,11 +78,11 @@ class _Visible(FileProxy):
 
 @contextmanager
 def visible_output() -> Iterator[None]:
-    """While the context is open, make the control characters visible in everything that `print` and
-    rich write. The styles that rich itself adds still work.
+    """Make control characters visible in everything that `print` and rich write while the context
+    is open. The styles that rich itself adds still work.
     """
     before = dict(_CONTROL_STRIP_TRANSLATE)
-    # rich removes the five control characters in this table from all text. Show them instead.
+    # rich removes the five control characters in this table from all text; show them instead
     _CONTROL_STRIP_TRANSLATE.update(SHOWN)
     try:
         with redirect_stdout(cast(TextIO, _Visible(sys.stdout))):

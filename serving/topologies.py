@@ -1,5 +1,6 @@
-"""Build the searches that a config describes: the three roles, with or without managers between
-the delegator and the executors; for answers and for tables.
+"""Create the searches that a config describes, for answers and for tables. In the topology
+`factorized`, the delegator dispatches sub-queries to executors; in `host`, managers are between the
+two.
 """
 
 import dataclasses
@@ -27,13 +28,17 @@ from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
 
 _TABLE_CHARS = 100_000
-"""Max characters of a report on a table; a model's max tokens limit its rows."""
+"""Max characters of a report on a table. It is high, because the model's max tokens already limit
+the rows of a report.
+"""
 PROMPTS = Path(__file__).parent / "prompts" / "full"
-"""Folder of the shipped prompts for models that know the natural language."""
+"""Folder of the shipped prompts for general-purpose models."""
 
 
 def condenser_config(config: Config) -> RoleConfig:
-    """Return the config of the condenser: its own, or the delegator's with another prompt."""
+    """Return the role config of the condenser: the one in `[condenser]`, or the delegator's with
+    the shipped prompt for condensers.
+    """
     return config.condenser or replace(
         config.roles.delegation, prompt=str(PROMPTS / "condense.txt")
     )
@@ -41,7 +46,7 @@ def condenser_config(config: Config) -> RoleConfig:
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
     """Return the role config of each manager, by name: the manager's own, or the delegator's with a
-    prompt for managers.
+    shipped prompt for managers.
     """
     other = replace(config.roles.delegation, prompt=str(PROMPTS / "manager.txt"), fallbacks=())
     configs = {}
@@ -60,9 +65,9 @@ def new_managers(
 ) -> Managers:
     """Return the managers of a config.
 
-    `roles`: the managers' roles by name, made from `manager_configs`. `workers`: the executor for
-    managers without tools. `report`: parses a manager's report. `with_tools`: the executors for
-    managers with tools, by manager.
+    `roles`: the managers' roles by name, created from `manager_configs`. `workers`: the executor
+    for managers without tools. `report`: parses a manager's report. `with_tools`: executor of each
+    manager with tools, by the manager's name.
     """
     return Managers(
         [
@@ -85,8 +90,8 @@ def new_host(
     workers: Executes,
     with_tools: Mapping[str, Executes] = {},
 ) -> Topology:
-    """Return the topology `host`, which has three layers: a delegator, managers and their workers.
-    `own`: the managers' roles by name. `workers` and `with_tools`: as for `new_managers`.
+    """Return the topology `host`, which has three layers: delegator, managers, and workers
+    (executors). `own`: the managers' roles by name. `workers`, `with_tools`: see `new_managers`.
     """
     hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
     own = _with_others(config, own)
@@ -97,7 +102,9 @@ def new_host(
 
 
 def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
-    """Return managers' roles by their keys among all roles, such as `managers.web`."""
+    """Return the managers' roles under the names `managers.NAME`, which differ from the names of
+    other roles.
+    """
     return {f"managers.{name}": role for name, role in managers.items()}
 
 
@@ -138,11 +145,11 @@ def new_worker(
     *,
     manager: str = "",
 ) -> Executor:
-    """Return an executor for questions and tables that searches by `retriever`, calls `tools`, or
-    both.
+    """Return an executor for questions and tables, which searches with `retriever`, calls `tools`,
+    or both.
 
-    `limits`: None for the config's. `manager`: the manager that it works for, so that its
-    instructions list the other managers; empty for none.
+    `limits`: limits of searches and turns; None for the config's. `manager`: name of the manager
+    for which the executor works; its instructions then list the other managers. Empty for none.
     """
     others = _about_managers(config, "escalate.txt", but=manager) if manager else ""
     in_tables = _with_instructions(_in_tables(role, config.roles.table_execution), others)
@@ -165,9 +172,9 @@ def new_tables(
 ) -> tuple[WideSearch, dict[str, Role]]:
     """Return the search that fills tables, and its roles by name.
 
-    `searched`: the indexes to search for values of conditions, or the only index. `managing`: the
-    managers' roles by name; empty to fill tables without managers. `with_tools`: the executors for
-    managers with tools, by manager.
+    `searched`: indexes, or the only index, in which the values of conditions are searched.
+    `managing`: the managers' roles by name; empty to fill tables without managers. `with_tools`:
+    see `new_managers`.
     """
     in_tables = (PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
@@ -195,7 +202,7 @@ def new_tables(
 
 
 def _in_tables(role: Role, config: TableRoleConfig) -> Role:
-    """Return a role with the prompt and the `max_tokens` for tables, also in its fallbacks."""
+    """Return a role, with its fallbacks, with the prompt and the `max_tokens` for tables."""
     path = Path(config.prompt or PROMPTS / f"table_{role.name}.txt")
     max_tokens = config.max_tokens or role.sampling.max_tokens
     return dataclasses.replace(
@@ -207,7 +214,7 @@ def _in_tables(role: Role, config: TableRoleConfig) -> Role:
 
 
 def executor_limits(search: SearchConfig) -> ExecutorLimits:
-    """Return the limits of an executor that `[search]` configures."""
+    """Return the executor's limits from the config's table `[search]`."""
     return ExecutorLimits(
         search.max_turns,
         search.max_searches,
@@ -223,7 +230,7 @@ def new_search(
     executor: Executes,
     topology: TopologyName = "factorized",
 ) -> FactorizedSearch:
-    """Return the loop that answers questions, with these roles and this executor."""
+    """Return the search that answers questions, with these roles and this executor."""
     lead = Delegator(roles["delegation"], search.max_sub_queries)
     if topology == "host":
         lead = replace(lead, stop=HOST_STOP, managed=True)

@@ -1,3 +1,1 @@
-"""Baselines: simpler ways to answer questions and to fill tables, with which role-factorized search
-is compared.
-"""
+"""Baselines for role-factorized search: simpler ways to answer questions and to fill tables."""

@@ -1,5 +1,5 @@
-"""Baselines with a single model: it searches and answers in one context (TBSS 4.1), or answers
-without any search, from what it knows (TBSS, appendix A).
+"""Baselines with a single model. The model searches and answers in one context (TBSS 4.1), or
+answers without any search, from its own knowledge (TBSS, appendix A).
 """
 
 import asyncio
@@ -34,8 +34,8 @@ _MAX_MALFORMED = 2
 
 
 def role_alone(config: Config, prompt: str) -> RoleConfig:
-    """Return the role of a model that works alone: the delegator's model with the prompt file
-    `prompt`. Its `max_tokens` is the larger one of the delegator's and the answerer's.
+    """Return the role config of a model that works alone: the delegator's model with the prompt
+    file `prompt`, and the larger `max_tokens` of delegator and answerer.
     """
     roles = config.roles
     max_tokens = max(roles.delegation.max_tokens, roles.answer.max_tokens)
@@ -43,11 +43,11 @@ def role_alone(config: Config, prompt: str) -> RoleConfig:
 
 
 def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> ExecutorLimits:
-    """Return limits for a model that works alone, so that it may do as much as all roles of a
-    factorized run together.
+    """Return limits that allow a model that works alone as much as all roles of a factorized run
+    together.
 
-    It may make as many searches as all executors that could be dispatched, and write as many turns
-    as these executors and the delegator.
+    The model may make as many searches as all executors that could be dispatched, and write as many
+    turns as these executors and the delegator together.
     """
     executor = executor_limits(config.search)
     dispatched = max_rounds * max_sub_queries
@@ -61,8 +61,8 @@ def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> Execu
 def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Parse a turn of a model that works alone. An answer is returned as a report without evidence.
 
-    If a turn has both a search and an answer, the first complete one counts. `cut`: the turn was
-    cut off at the token limit.
+    If a turn has both a search and an answer, the first complete element counts. `cut`: True if the
+    turn was cut off at the token limit.
     """
     own, cut = own_text(text, cut=cut)
     searches, search = first_search(own, cut)
@@ -78,8 +78,8 @@ def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def agent_documents(passages: Sequence[Passage], last: bool) -> str:
-    """Return the passages of a search as they are shown to a single agent. `last`: no searches are
-    left, so ask for the answer.
+    """Return the message with a search's passages for a single agent. `last`: no searches are left,
+    so the message also asks for the answer.
     """
     return prompts.documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
 
@@ -95,7 +95,7 @@ SINGLE_AGENT = Form(
 
 class SingleAgent(Frozen):
     """Answers questions with one model that searches by itself: "Direct Tool" of the paper (TBSS
-    4.1). For runs without a budget.
+    4.1). Budgets of runs are not supported.
 
     The paper does not state the limits of its single agent. Here, the agent may do as much as all
     roles of a factorized run together (`limits_alone`).
@@ -105,15 +105,15 @@ class SingleAgent(Frozen):
     retriever: IndexRetriever
     limits: ExecutorLimits
     require_evidence: bool = True
-    """Whether to answer `NOT_FOUND` if no search found a passage, as `FactorizedSearch` does."""
+    """Answer `NOT_FOUND` if no search found a passage, as `FactorizedSearch` does."""
     form: Form = SINGLE_AGENT
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`, and return the trajectory. It has one execution, with all searches.
 
         If the time for searching or the model's context runs out, the model gets one more turn, to
-        answer from what it has found. Raises `UpstreamError`, and `OutOfTime` if the run's deadline
-        passes.
+        answer from the passages found so far. Raises `UpstreamError`, and `OutOfTime` if the run's
+        deadline passes.
         """
         agent = Agent(self.role, self.retriever, self.limits, self.form)
         work = agent.begin(question)
@@ -154,8 +154,8 @@ def _trajectory(question: str, work: ContextWindow, outcome: AnswerOutcome) -> T
 
 
 async def _answer_now(agent: Agent, work: ContextWindow, context: RunContext) -> str:
-    """Ask the model for its answer without further searches, and return it. Return an empty answer
-    if the model searches instead, or if the request does not fit into its context.
+    """Ask the model for its answer without further searches, and return the answer. It is empty if
+    the model searches instead, or if the request does not fit into the model's context.
     """
     work.close(agent.form.no_searches)
     try:

@@ -1,5 +1,5 @@
 """Baselines in which a model writes a whole table, as in the papers WideSeek-R1 (section 3) and
-WideSearch. In the gateway, no model writes tables.
+WideSearch. In the gateway, tables are filled cell by cell, and no model writes them.
 """
 
 from collections.abc import Sequence
@@ -27,16 +27,18 @@ from router.trace.table import Column
 from serving.config.config import RoleConfig
 
 Writing = Literal["wide_written", "wide_single"]
-"""Way to write the table. `wide_written`: the answerer writes it from the executors' reports.
-`wide_single`: the delegator's model works alone, searches by itself and writes it.
+"""Way to write the table. `wide_written`: the answerer writes the table from the executors'
+reports. `wide_single`: the delegator's model works alone: it searches and writes the table.
 """
 SINGLE_WRITER = replace(SINGLE_AGENT, parse=parse_table_turn, stop=("</search>",))
-"""Form of the turns in `wide_single`. `</answer>` is not a stop text, as a cell may contain it."""
+"""Form of the turns in `wide_single`. `</answer>` is not a stop text, because a cell may contain
+this text.
+"""
 
 
 def writing(runtime: Runtime, topology: Writing) -> Loop:
-    """Return a search whose answer is a whole table. It has the same limits as a run that fills a
-    table.
+    """Return a search whose answer is a whole table. Its limits are those of the gateway's runs
+    that fill tables.
     """
     config = runtime.config
     limits = config.table
@@ -74,7 +76,7 @@ async def written_table(
     context: RunContext,
 ) -> str | None:
     """Run `loop`, and return the table that it writes, as Markdown. Return None if no table was
-    written, or if time ran out. Raises `UpstreamError`.
+    written, or if the time ran out. Raises `UpstreamError`.
     """
     context = replace(context, reporting=TABLE_REPORTING)
     names = ", ".join(map(described, columns))

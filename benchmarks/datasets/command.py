@@ -1,5 +1,5 @@
-"""Read published data sets of questions, count their content, and check their supporting passages.
-Write a sample of the questions in the plain format that all other commands read.
+"""Read published data sets of questions, count questions, and check that their supporting passages
+exist. Optionally write a sample of the questions in the plain format that all other commands read.
 """
 
 import random
@@ -28,15 +28,15 @@ class Options(harness.Options):
     """Options of the command."""
 
     paths: Annotated[tuple[Path, ...], POSITIONAL]
-    """Files of questions, or folders with questions.jsonl."""
+    """files of questions, or folders with questions.jsonl"""
     sample: Count | None = None
-    """Draw up to N questions of each data set at random (default: all)."""
+    """draw at most this number of questions of each data set at random (default: all)"""
     seed: int = 42
-    """Seed of the random sample."""
+    """seed of the random sample"""
     out: Path | None = None
-    """Write the drawn questions to this file."""
+    """write the drawn questions to this file, JSON lines"""
     corpus: Path | None = None
-    """Write all paragraphs in the rows of the question files to this file, as a corpus."""
+    """write all paragraphs that the question files contain to this file, as a corpus"""
 
 
 class QuestionCounts(Frozen):
@@ -46,11 +46,11 @@ class QuestionCounts(Frozen):
     split: str
     """`train`, `dev` or `test`."""
     read: int
-    """Questions in the files."""
+    """Number of questions in the files."""
     sampled: int
-    """Questions that were drawn."""
+    """Number of questions that were drawn."""
     evidence: int
-    """Questions that name their supporting passages."""
+    """Number of questions that name their supporting passages."""
 
 
 class Overview(Frozen):
@@ -87,7 +87,7 @@ def sample(
     questions: Sequence[BenchmarkQuestion], limit: int, seed: int
 ) -> list[BenchmarkQuestion]:
     """Draw up to `limit` questions of each data set at random, and return them in their original
-    order. What is drawn from a data set does not depend on the other data sets.
+    order. The choice from a data set does not depend on the other data sets.
     """
     positions: dict[str, list[int]] = {}
     for position, question in enumerate(questions):
@@ -114,9 +114,9 @@ def _counted(
 
 @contextmanager
 def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
-    """Open the corpus file `path`, and yield a function that writes a passage to it, unless that
-    passage was written before. It needs only a few bytes of memory per passage. If `path` is None,
-    the function does nothing.
+    """Open the corpus file `path`, and yield a function that writes a passage to the file, unless
+    it was written before. The function needs only a few bytes of memory per passage. If `path` is
+    None, it does nothing.
     """
     if path is None:
         yield lambda _passage: None

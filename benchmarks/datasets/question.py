@@ -1,4 +1,4 @@
-"""Questions in a plain format, to which the questions of all data sets are converted."""
+"""Plain format to which the questions of all data sets are converted."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ class BenchmarkQuestion(Frozen, omit_defaults=True):
     id: str
     question: str
     answers: tuple[str, ...]
-    """Right answers, at least one; an answer that matches any of them is right."""
+    """Right answers, at least one. An answer is right if it matches any of them."""
     dataset: str
     """Name of the data set."""
     split: str

@@ -1,5 +1,5 @@
-"""Reader of question files in the formats of published data sets. A file is a JSON array or JSON
-lines, and may be compressed (`.gz`), or a table (`.csv`, `.xlsx`). Unknown fields are ignored.
+"""Read question files in the formats of published data sets. A file is a JSON array, JSON lines
+(both may be compressed as `.gz`), or a table (`.csv`, `.xlsx`). Unknown fields are ignored.
 """
 
 import base64
@@ -28,17 +28,17 @@ from serving.documents.given_rows import read_cells
 
 _FETCH = "the file is incomplete or damaged; fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
-"""Split of a file, by the words in its name."""
+"""Split of a file, by a word in the file's name."""
 
 
 class Entry(Frozen):
     """One row of a question file."""
 
     where: str
-    """Place of the row, for error messages: `FILE:LINE`, or `FILE, item 7` in an array."""
+    """Place of the row, for error messages: `FILE:LINE`, or for an array `FILE, item 7`."""
     question: BenchmarkQuestion
     passages: tuple[Passage, ...]
-    """Paragraphs that the row contains, as in HotpotQA; none in most formats."""
+    """Paragraphs that the row contains, as in HotpotQA. Most formats have none."""
 
 
 def read_entries(path: Path) -> Iterator[Entry]:
@@ -92,7 +92,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
 
 
 class _CommonFields(Frozen):
-    """Fields of the plain format. The fields of other formats are renamed to these."""
+    """Fields of the plain format, to which the fields of other formats are renamed."""
 
     question: str
     id: str | int | None = None
@@ -132,8 +132,8 @@ _Read = tuple[_CommonFields, tuple[Passage, ...]]
 
 
 def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
-    """Read a row of a format without paragraphs. `renamed`: the plain format's names of fields, by
-    the names in the row.
+    """Read a row of a format without paragraphs. `renamed`: names of fields in the plain format, by
+    their names in the row.
     """
     return msgspec.convert(
         {renamed.get(name, name): value for name, value in row.items()}, _CommonFields
@@ -193,7 +193,7 @@ def _musique(row: Mapping[str, Any]) -> _Read:
 
 
 def _popqa(row: Mapping[str, Any]) -> _Read:
-    """Read a row of PopQA (Mallen et al., 2023), in which the answers are JSON in a string."""
+    """Read a row of PopQA (Mallen et al., 2023), where the answers are a string of JSON."""
     return _flat(
         {**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))}
     )
@@ -231,7 +231,7 @@ def _mini_world(row: Mapping[str, Any]) -> _Read:
 
 
 def _paragraph(title: str, text: str) -> Passage:
-    """Return a paragraph as a passage, whose id is made from its text."""
+    """Return a paragraph as a passage. Its id is a hash of title and text."""
     name = hashlib.sha1(f"{title}\n{text}".encode(), usedforsecurity=False).hexdigest()[:16]
     return Passage(name, title, text, document=name)
 
@@ -251,8 +251,8 @@ FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "miniworld": ("rounds", _mini_world),
     "plain": ("", _flat),
 }
-"""For each format, a field by which its rows are recognized, and the function that reads a row. The
-first format in this order whose field is in the row is chosen; the last one fits every row.
+"""For each format, a field by which rows are recognized, and the function that reads a row. A row
+has the first format, in this order, whose field it has; the last format fits every row.
 """
 
 
@@ -277,8 +277,8 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the rows of a CSV file, or of the first sheet of a workbook, by the names in its first
-    row. Raises `ValueError`.
+    """Yield the rows of a CSV file, or of the first sheet of a workbook. The first row has the
+    names of the fields. Raises `ValueError` for a malformed file.
     """
     rows = read_cells(path)
     header = next(rows, (0, list[str]()))[1]

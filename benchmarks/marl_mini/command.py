@@ -1,13 +1,13 @@
-"""Multi-agent reinforcement learning in miniature: a lead and its readers share a model of about
-60,000 parameters, and learn by the weights and the loss of `rolegate sft reinforce`.
+"""Test the multi-agent reinforcement learning of `rolegate sft reinforce` (its weights and its
+loss) in miniature. A lead agent and its readers share a model of about 60,000 parameters.
 
-A world has eight pages, each with a topic and some items. The lead is shown the topics of the pages
-and the wanted topic, and dispatches readers to pages, in two turns. Each reader is shown its page,
-and reports items. A run's reward is the F1 of all reported items against those of the wanted topic.
-The start was taught to do this carelessly, so that it explores.
+A world has eight pages, each with a topic and some items. The lead sees the topics of the pages and
+the wanted topic, and dispatches readers to pages, in two turns. Each reader sees its page, and
+reports items. A run's reward is the F1 of all reported items against the items of the wanted topic.
+The start model was first trained to do this carelessly, so that it explores.
 
-All variants train from the same start for a seed, with as many runs. Two of them imitate the best
-of eight runs instead of learning by reinforcement.
+With the same seed, all variants train from the same start model, with the same number of runs. Two
+variants imitate the best of eight runs instead of learning by reinforcement.
 """
 
 import time
@@ -41,30 +41,32 @@ if TYPE_CHECKING:
     from benchmarks.marl_mini.model import TinyModel
 
 _LEAD_TURNS = 2
-"""Turns of the lead in a run."""
+"""Number of turns of the lead in a run."""
 _WORLDS = 8
 _GROUP = 8
-"""Worlds of a step, and runs on each."""
+"""Number of worlds per step, and of runs on each world."""
 _TAUGHT = 300
-"""Updates by which the start is taught."""
+"""Number of updates that train the start model."""
 _TURNS = 64
-"""Turns of an update by imitation."""
+"""Number of turns in an update by imitation."""
 _EPOCHS = 2
-"""Times that the best runs of a round are imitated."""
+"""Number of times that the best runs of a round are imitated."""
 _UNSEEN = 200
-"""Worlds on which a model is evaluated."""
+"""Number of worlds on which a model is evaluated."""
 
 
 class Variant(Frozen):
-    """One way to train."""
+    """A way to train."""
 
     weights: WeightRecipe = WeightRecipe()
     roles: tuple[str, ...] = ("delegation", "execution")
     """The roles that are trained."""
     cost: float = 0.0
-    """Taken off a run's reward for each reader."""
+    """Subtracted from a run's reward for each reader."""
     rounds: int = 0
-    """If not 0, learn from the best run of each group, in this many rounds, by imitation."""
+    """Number of rounds in which the best run of each group is imitated; 0 to learn by
+    reinforcement.
+    """
 
 
 VARIANTS = {
@@ -91,20 +93,20 @@ class Options(harness.Options):
     rate: Annotated[float, Meta(gt=0)] = 1e-3
     """learning rate"""
     only: tuple[str, ...] = ()
-    """train only these variants (default: all)"""
+    """names of the variants to train (default: all)"""
     picture: Path | None = None
     """write a picture of reward and readers over the steps to this PNG file"""
 
 
 class Scores(Frozen):
-    """Figures of a model on worlds that it was not trained on, at temperature 1 unless said."""
+    """Figures of a model on unseen worlds. All but `greedy_f1` are at temperature 1."""
 
     f1: float
     greedy_f1: float
     readers: float
-    """Mean readers of a run."""
+    """Mean number of readers per run."""
     useful: float
-    """Share of the readers that are the first at a page of the wanted topic."""
+    """Share of the readers that are the first on a page of the wanted topic."""
 
 
 class VariantScores(Scores):
@@ -119,9 +121,9 @@ class Figures(Frozen):
 
     parameters: int
     runs: int
-    """Runs of a training."""
+    """Number of runs per training."""
     cpu_s: float
-    """CPU time of everything."""
+    """CPU time of the whole benchmark, in seconds."""
     scores: dict[str, VariantScores]
 
 
@@ -187,7 +189,7 @@ def _mean(of_seeds: Sequence[Scores]) -> VariantScores:
 
 
 def trained(model: "TinyModel", variant: Variant, steps: int, rng: Random) -> Curve:
-    """Train a model in place, and return its curve, a point for each step."""
+    """Train a model in place, and return its curve, with a point for each step."""
     curve: Curve = []
     best: list[Run] = []
     for step in range(steps):
@@ -210,7 +212,7 @@ def trained(model: "TinyModel", variant: Variant, steps: int, rng: Random) -> Cu
 def rolled_out(
     model: "TinyModel", worlds: Sequence[World], rng: Random, *, greedy: bool = False
 ) -> list[Run]:
-    """Run each world once; all agents of a turn write together."""
+    """Return a run on each world. In each turn, the agents of all runs write in one batch."""
     runs = [Run(world, [], []) for world in worlds]
     write = partial(model.write, rng=rng, greedy=greedy)
     for _ in range(_LEAD_TURNS):
@@ -226,7 +228,7 @@ def rolled_out(
 
 
 def reinforce(model: "TinyModel", variant: Variant, runs: Sequence[Run]) -> None:
-    """Make one update from the runs of a step, group after group."""
+    """Make one update from the runs of a step, which are ordered by group."""
     run_advantages: list[float] = []
     for start in range(0, len(runs), _GROUP):
         rewards = [run.f1 - variant.cost * len(run.readers) for run in runs[start : start + _GROUP]]
@@ -243,7 +245,7 @@ def _lengths(agent: Sequence[Turn]) -> AgentTurns:
 
 
 def best_runs(runs: Sequence[Run]) -> list[Run]:
-    """Return the best run of each group that is better than another run of it."""
+    """Return the best run of each group, except groups whose runs are all equally good."""
     groups = [runs[start : start + _GROUP] for start in range(0, len(runs), _GROUP)]
     best = [max(group, key=lambda run: (run.f1, -len(run.readers))) for group in groups]
     worst = [min(run.f1 for run in group) for group in groups]
@@ -251,7 +253,7 @@ def best_runs(runs: Sequence[Run]) -> list[Run]:
 
 
 def imitate(model: "TinyModel", runs: Sequence[Run], rng: Random) -> None:
-    """Imitate the turns of runs, each a few times."""
+    """Train the model to imitate the turns of runs, `_EPOCHS` times each."""
     turns = list(chain.from_iterable(chain.from_iterable(run.agents for run in runs)))
     for _ in range(_EPOCHS):
         rng.shuffle(turns)
@@ -275,7 +277,9 @@ def evaluated(model: "TinyModel", seed: int) -> Scores:
 
 
 def draw(curves: dict[str, list[Curve]], path: Path) -> None:
-    """Draw F1 and readers over the steps, as means over seeds and ten steps, into a PNG file."""
+    """Draw F1 and number of readers over the steps into a PNG file. Values are means over all seeds
+    and ten steps.
+    """
     need("sft", "matplotlib")
     from matplotlib.figure import Figure
 

@@ -1,5 +1,5 @@
 """The model of `rolegate bench marl-mini`: a transformer of about 60,000 parameters that plays all
-agents, with its updates by reinforcement and by imitation.
+agents, with updates by reinforcement and by imitation.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _WIDTH = 56
 _LAYERS = 2
 _HEADS = 4
 _MICRO = 512
-"""Turns of a forward pass."""
+"""Max number of turns per forward pass."""
 
 
 class TinyModel(nn.Module):
@@ -91,7 +91,9 @@ class TinyModel(nn.Module):
         turns: Sequence[Turn],
         weights: Sequence[float],
     ) -> None:
-        """Make one update by reinforcement. `weights`: weight of a token of each turn."""
+        """Make one update by reinforcement. `weights`: for each turn, the weight of each of its
+        tokens.
+        """
         kept = [(turn, weight) for turn, weight in zip(turns, weights, strict=True) if weight != 0]
         for start in range(0, len(kept), _MICRO):
             part = kept[start : start + _MICRO]
@@ -127,7 +129,7 @@ class TinyModel(nn.Module):
 
 def _padded(turns: Sequence[Turn]) -> tuple[Tensor, Tensor]:
     """Return the tokens of prompts and turns, of the shape (turns, `PROMPT_TOKENS + MAX_TOKENS`),
-    and which tokens of the turns were written, of the shape (turns, `MAX_TOKENS`).
+    and a mask of the shape (turns, `MAX_TOKENS`) that is False for padding.
     """
     tokens = torch.tensor(
         [[*turn.prompt, *turn.tokens] + [STOP] * (MAX_TOKENS - len(turn.tokens)) for turn in turns]

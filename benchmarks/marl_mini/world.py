@@ -11,16 +11,18 @@ PAGES = 8
 _TOPICS = 6
 _ITEMS = 32
 _LEAD, _READ, STOP, _SEEN, _NONE = range(5)
-"""Tokens that begin a lead's and a reader's prompt, end a turn, mark a page as dispatched, and fill
-a reader's prompt.
+"""Special tokens: beginning of a lead's and of a reader's prompt, end of a turn, mark of a page
+that has been dispatched, and padding of a reader's prompt.
 """
 _TOPIC = 5
 _PAGE = _TOPIC + _TOPICS
 _ITEM = _PAGE + PAGES
 VOCABULARY = _ITEM + _ITEMS
-"""Tokens of topics, pages and items begin at `_TOPIC`, `_PAGE` and `_ITEM`."""
+"""Size of the vocabulary. The tokens of topics, pages and items begin at `_TOPIC`, `_PAGE` and
+`_ITEM`.
+"""
 _LINES = 6
-"""Lines of a page: pairs of a topic and an item."""
+"""Number of lines of a page. A line is a pair of a topic and an item."""
 PROMPT_TOKENS = 2 + 2 * PAGES
 MAX_TOKENS = 6
 """Max tokens of a turn, with the token that ends it."""
@@ -33,11 +35,11 @@ class World(Frozen):
     topics: tuple[int, ...]
     """Topic of each page."""
     lines: tuple[tuple[tuple[int, int], ...], ...]
-    """Lines of each page: pairs of a topic and an item."""
+    """Lines of each page, as pairs (topic, item)."""
 
     @classmethod
     def made(cls, rng: Random) -> "World":
-        """Make a world in which three to five pages have the wanted topic."""
+        """Return a random world in which three to five pages have the wanted topic."""
         wanted = rng.randrange(_TOPICS)
         others = [topic for topic in range(_TOPICS) if topic != wanted]
         count = rng.randint(3, 5)
@@ -73,7 +75,7 @@ class World(Frozen):
         return [_LEAD, _TOPIC + self.wanted, *pages]
 
     def reader_prompt(self, page: int) -> list[int]:
-        """Return the prompt of a reader, as long as that of a lead."""
+        """Return the prompt of a reader, padded to the length of a lead's prompt."""
         lines = [
             token for topic, item in self.lines[page] for token in (_TOPIC + topic, _ITEM + item)
         ]
@@ -98,7 +100,7 @@ class Run:
     world: World
     lead: list[Turn]
     readers: list[tuple[int, Turn]]
-    """Each with its page."""
+    """Pairs (page, turn)."""
 
     @property
     def dispatched(self) -> list[int]:
@@ -130,8 +132,8 @@ def pages_in(turn: Turn) -> list[int]:
 
 
 def careless(rng: Random) -> Iterator[Turn]:
-    """Yield turns as the start writes them: the lead names too few pages and some wrong ones, and
-    readers leave out items and report others.
+    """Yield turns about random worlds, endlessly, to train the start model. The lead names too few
+    pages and some wrong ones, and readers leave out items and report wrong ones.
     """
     while True:
         world = World.made(rng)

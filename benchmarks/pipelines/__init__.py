@@ -1,3 +1,3 @@
 """Bare pipelines: programs that answer questions with the same model calls and searches as the
-gateway, and do nothing else. `benchmarks.overhead` compares the gateway with them.
+gateway, but with nothing else. `benchmarks.overhead` compares the gateway with them.
 """

@@ -1,13 +1,13 @@
-"""Simulated models in a separate process, which need little CPU: `python -m
+"""Run simulated models, which need little CPU, in a separate process: `python -m
 benchmarks.pipelines.models TOKEN_S`.
 
-They write the turns of `benchmarks.gateway.canned`, one token at a time. TOKEN_S is the number of
-seconds between tokens; the first token takes five times as long. If it is 0, they write without
-delay, in two pieces.
+The models write the turns of `benchmarks.gateway.canned`, one token at a time. TOKEN_S is the
+number of seconds between tokens; the first token takes five times as long. If TOKEN_S is 0, the
+models write without delay, in two pieces.
 
-The process first prints its base URL. Then, for each line on its standard input, it prints a JSON
-object: for each question number, the seconds since the previous line during which at least one call
-was in progress. It runs until its standard input is closed.
+The process first prints its base URL. Then, for each line on standard input, it prints a JSON
+object with the busy time of each question number: the seconds, since the previous line, during
+which at least one call for that question was in progress. It runs until standard input is closed.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from router.testing.openai_server import ChatRequest, complete_reply, events
 from serving.signals import tune_interpreter
 
 _FIRST = 5
-"""How many times longer the first token takes than others."""
+"""Time of the first token, as a multiple of the time of other tokens."""
 _STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -38,9 +38,7 @@ _NUMBER = re.compile(rb"film number (\d+)")
 
 
 def together_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the number of seconds that are covered by at least one span. A span is a pair of start
-    and end.
-    """
+    """Return the seconds that are covered by at least one span. A span is a pair (start, end)."""
     sum_s = 0.0
     until = 0.0
     for begin, end in sorted(spans):
@@ -53,15 +51,15 @@ _asked = msgspec.json.Decoder(ChatRequest).decode
 
 
 class _Connection(asyncio.Protocol):
-    """An HTTP connection to the simulated models, with one request at a time. It streams tokens by
-    a chain of timers, which costs less CPU than a task.
+    """An HTTP connection to the simulated models, with one request at a time. Tokens are streamed
+    by a chain of timers, which needs less CPU than a task.
     """
 
     _transport: asyncio.Transport
 
     def __init__(self, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]) -> None:
-        """`token_s`: seconds per token. `spans`: gets the start and the end of each call, by
-        question number.
+        """`token_s`: seconds per token. `spans`: mapping to which start and end of each call are
+        added, by question number.
         """
         self._token_s = token_s
         self._spans = spans
@@ -111,7 +109,7 @@ class _Connection(asyncio.Protocol):
         self._after(_FIRST, self._loop.time())
 
     def _after(self, tokens: int, last: float) -> None:
-        """Schedule the next token for the time that this number of tokens takes after `last`."""
+        """Schedule the next token `tokens` token times after `last`."""
         due = last + tokens * self._token_s
         self._loop.call_at(due, self._next, due)
 

@@ -1,13 +1,13 @@
-"""A bare pipeline in a separate process: `python -m benchmarks.pipelines.process KIND BASE_URL
+"""Run a bare pipeline in a separate process: `python -m benchmarks.pipelines.process KIND BASE_URL
 RETRIEVAL FOLDER`. There are three kinds:
 
 P1   reads model replies with aiohttp on plain asyncio; retrieval over gRPC
-P2   parses replies as their bytes are pushed, on uvloop; retrieval inside the process
+P2   parses replies as their bytes arrive, on uvloop; retrieval inside the process
 SDK  makes model calls with LiteLLM's SDK on plain asyncio; retrieval inside the process
 
-A pipeline logs each model call before and after it is made, and each run. It syncs the log to disk
-before it answers. The process prints the address of its `AnswerService`, and runs until its
-standard input is closed.
+A pipeline logs each run, and each model call before and after the call. It syncs the log to disk
+before it answers. The process prints the address of its `AnswerService`, and runs until standard
+input is closed.
 """
 
 import asyncio
@@ -40,9 +40,7 @@ async def in_process(query: str) -> Sequence[Passage]:
 
 @asynccontextmanager
 async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
-    """Open the client with which this kind of pipeline makes model calls. `base_url`: base URL of
-    the models.
-    """
+    """Open the client for model calls of a kind of pipeline. `base_url`: base URL of the models."""
     match kind:
         case "P1":
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

@@ -1,6 +1,7 @@
-"""A pipeline that answers questions without a gateway. It makes the same calls with the same
-prompts, and the same searches; it parses replies in the simplest way, and has an append-only log.
-It has no ledger, budgets, retries or citations. If a model breaks the protocol, the question fails.
+"""A pipeline that answers questions without a gateway. It makes the same model calls, with the same
+prompts, and the same searches as the gateway. It parses replies in the simplest way, and has an
+append-only log, but no ledger, budgets, retries or citations. If a model's output is malformed, the
+question fails.
 """
 
 import asyncio
@@ -55,8 +56,8 @@ Search = Callable[[str], Awaitable[Sequence[Passage]]]
 
 
 class PipelineLog:
-    """Append-only log of a pipeline. Writing a record is one system call, made on the event loop.
-    Syncing to disk runs in a thread; one sync serves all callers that wait for it.
+    """Append-only log of a pipeline. Writing a record is one system call on the event loop. Syncing
+    to disk runs in a thread; one sync serves all waiting callers.
     """
 
     def __init__(self, file: Path) -> None:
@@ -65,12 +66,12 @@ class PipelineLog:
         self._syncing: asyncio.Task[None] | None = None
 
     def write(self, *record: object) -> None:
-        """Append a record to the file. It then survives a kill of the process."""
+        """Append a record to the file. The record then survives a kill of the process."""
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
     async def sync(self) -> None:
-        """Wait for a sync to disk that begins after this call. Records written before the call then
-        survive a power failure.
+        """Wait for a sync to disk that begins after this call, so that all records written before
+        the call survive a power failure.
         """
         loop = asyncio.get_running_loop()
         done = loop.create_future()
@@ -104,7 +105,7 @@ class Pipeline:
 
     async def answer(self, question: str) -> AnswerResponse:
         """Answer a question as the gateway does: delegate, let executors search, and answer from
-        their reports. The run is on disk when this returns. Raises `RolegateError`.
+        their reports. When the method returns, the run is on disk. Raises `RolegateError`.
         """
         begun = time.monotonic_ns()
         run = AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
@@ -158,7 +159,7 @@ class Pipeline:
         ]
 
     async def _ask(self, run: AnswerResponse, role: str, messages: list[dict[str, str]]) -> str:
-        """Make one model call, which is logged before and after, and return its text."""
+        """Make a model call, log it before and after, and return the model's text."""
         usage = run.usage[list(MODELS).index(role)]
         usage.attempts += 1
         name = f"{run.run_id}-{sum(role_usage.attempts for role_usage in run.usage)}"

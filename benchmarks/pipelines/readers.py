@@ -1,5 +1,5 @@
-"""Three clients that make model calls: one with aiohttp, as most programs have it; one that parses
-bytes as the event loop pushes them; and one with LiteLLM's SDK.
+"""Three clients for model calls: a usual client with aiohttp, a client that collects bytes in an
+asyncio protocol, and a client with LiteLLM's SDK.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ def _completion(chunks: Iterable[_Chunk]) -> PipelineCompletion:
 
 
 def aiohttp_calls(session: aiohttp.ClientSession, base_url: str) -> Call:
-    """Return a client that reads a streamed reply with aiohttp. Its task wakes for each piece of
-    the stream.
+    """Return a client that reads streamed replies with aiohttp. The caller's task wakes for each
+    piece of the stream.
     """
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
 
@@ -146,7 +146,7 @@ class _Connection(asyncio.Protocol):
 
 class PushCalls:
     """A client that collects a streamed reply as its bytes arrive, and parses the events when the
-    reply is complete. It keeps its connections for later calls.
+    reply is complete. Connections are reused.
     """
 
     def __init__(self, base_url: str) -> None:
@@ -160,7 +160,7 @@ class PushCalls:
         )
 
     async def __call__(self, body: dict[str, Any], name: str) -> PipelineCompletion:
-        """Make a model call. `body`: body of the request. `name`: its request id. Raises
+        """Make a model call. `body`: body of the request. `name`: id of the request. Raises
         `RolegateError` and `OSError`.
         """
         data = msgspec.json.encode(body | _STREAMED)
@@ -185,7 +185,7 @@ class PushCalls:
 
 
 def litellm_calls(base_url: str) -> Call:
-    """Return a client that makes calls with LiteLLM's SDK. Its replies are not streamed."""
+    """Return a client that makes calls with LiteLLM's SDK, without streaming."""
     litellm = load_litellm()
 
     async def call(body: dict[str, Any], _name: str) -> PipelineCompletion:

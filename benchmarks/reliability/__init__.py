@@ -1,3 +1,1 @@
-"""Tests whether anything is lost, late or booked wrongly while upstreams fail and gateways are
-killed.
-"""
+"""Checks that nothing is lost, late or booked wrongly while upstreams fail and gateways die."""

@@ -1,5 +1,5 @@
-"""Comparison of three records of the same work: what clients received, which calls arrived at
-upstreams, and what the gateway stored.
+"""Compare three records of the same work: the results that clients received, the calls that arrived
+at upstreams, and the gateway's store.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ _REACHED = {*COMPLETE_OUTCOMES, "refused", "content_refused", "protocol_error"}
 
 
 class Audit(Frozen):
-    """Figures about the content of the store, and the conditions that it breaks."""
+    """Figures about the content of the store, and violations of conditions."""
 
     rows: dict[str, int]
     """Number of calls in the ledger, by outcome."""
@@ -33,13 +33,13 @@ class Audit(Frozen):
     gateway was killed.
     """
     wrong: dict[str, list[str]]
-    """For each condition, the runs and calls that break it; empty if all keep it."""
+    """For each condition, the runs and calls that violate it; empty if there are none."""
 
 
 def compared(
     connection: Connection, ended: Iterable[LoadResult], attempts: Sequence[Attempt]
 ) -> Audit:
-    """Compare the store with what clients and upstreams saw.
+    """Compare the store with the records of clients and upstreams.
 
     `connection`: connection to the store's database. `ended`: results that clients received.
     `attempts`: calls that arrived at upstreams.
@@ -84,7 +84,7 @@ def compared(
             "a repeated question resumes its interrupted run": [
                 later.id
                 for earlier, later in pairwise(
-                    # A run that was killed as it began made no call, and resumes no earlier run.
+                    # A run that was killed at its start made no call, and resumes no earlier run.
                     sorted((run for run in runs.values() if run.calls), key=attrgetter("request"))
                 )
                 if earlier.request == later.request
@@ -96,8 +96,8 @@ def compared(
 
 
 def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
-    """Return the ids of the runs whose answer a client received, but which the store does not have
-    as finished with the same number of calls and tokens.
+    """Return the ids of lost runs: a client received the answer, but the store does not have the
+    run as finished with the same numbers of calls and tokens.
     """
     tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
     summed = select(
@@ -118,8 +118,8 @@ def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
 def _made_again(
     run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the calls of a resumed run that repeat a call of the runs that it resumes, each with
-    whether the earlier call had completed. Two calls are the same if they send the same
+    """Yield the calls of a resumed run that repeat a call of an earlier run that it resumes, as
+    pairs (call, True if the earlier call had completed). Calls are equal if they send the same
     conversation. `shown`: conversation of each call, by request id.
     """
     completed = dict[bytes, bool]()
@@ -140,8 +140,8 @@ def checks_of(
 ) -> Iterator[Check]:
     """Yield the checks that every part must pass.
 
-    `ended`: results that clients received. `late_s`: seconds by which a result may miss its
-    deadline. `wrong`: see `Audit`.
+    `ended`: results that clients received. `late_s`: max seconds by which a result may be late.
+    `wrong`: see `Audit.wrong`.
     """
     late = [result for result in ended if result.late_s > late_s]
     untyped = [result.outcome for result in ended if not result.typed]

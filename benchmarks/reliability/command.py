@@ -1,5 +1,5 @@
-"""Checks that nothing is lost and everything is booked exactly while upstreams fail and the gateway
-is killed.
+"""Check that nothing is lost and all costs are recorded exactly while upstreams fail and the
+gateway is killed.
 
 All upstreams are behind proxies that make a share of the calls fail. A seed decides which calls
 fail, and how. There are four parts:
@@ -10,8 +10,8 @@ faults    simulated models with many kinds of faults: connection resets, series 
 kills     slow simulated models. The gateway is killed (SIGKILL) at random moments and restarted,
           many times. Half of the interrupted questions are asked again, with the same request id,
           and must resume their runs
-tables    as kills, but with tables. Each table is asked for again until it is complete, and then
-          compared with the table of a run that was not disturbed
+tables    as kills, but with tables. Each table is requested again until it is complete, and then
+          compared with the table of an undisturbed run
 vllm      as kills, but with the demo's models on real vLLM
 
 The exit status is 1 if a check fails. Every check is printed with its result.
@@ -63,23 +63,23 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = get_args(Part)
-    """Parts of the benchmark to run."""
+    """parts of the benchmark to run"""
     questions: Annotated[int, Meta(ge=4)] = 2000
-    """In the part faults: number of questions to ask."""
+    """in the part faults: number of questions to ask"""
     in_flight: Count = 32
-    """Number of questions asked at the same time."""
+    """number of questions to ask at the same time"""
     share: Annotated[float, Meta(ge=0, le=1)] = 0.05
-    """Share of model calls into which the benchmark injects a fault."""
+    """share of model calls into which the benchmark injects a fault"""
     kills: Count = 30
-    """In all parts except faults: number of times that the gateway is killed."""
+    """in all parts except faults: number of times that the gateway is killed"""
     longest: Annotated[float, Meta(gt=0)] = 2.0
-    """Max seconds between the start of the gateway and its kill."""
+    """max seconds between the start of the gateway and its kill"""
     store: Literal["sqlite", "postgres"] = "sqlite"
-    """Database in which runs are stored."""
+    """kind of database in which runs are stored"""
     seed: int = 0
-    """Seed of the faults and of the kills."""
+    """seed of the faults and of the kills"""
     folder: Path | None = None
-    """Folder for the stores (default: a temporary folder)."""
+    """folder for the stores (default: a temporary folder)"""
 
 
 class PartFigures(Frozen):
@@ -89,14 +89,15 @@ class PartFigures(Frozen):
     ended: dict[str, int]
     """Number of requests of clients, by how they ended."""
     latest_ms: float
-    """Max milliseconds by which a request ended after its deadline; negative if all ended before.
+    """Max milliseconds by which a request was late; negative if all requests ended before their
+    deadlines.
     """
     lag_ms: float
-    """Max delay of this process's event loop, in milliseconds. Clients, proxies and simulated
-    models run in it, so it adds to the delays that are measured.
+    """Max delay of the benchmark's event loop, in milliseconds. Clients, proxies and simulated
+    models run in it, so it adds to the measured delays.
     """
     faults: dict[str, int]
-    """Number of calls that were made to fail, by the kind of fault."""
+    """Number of calls into which a fault was injected, by the kind of fault."""
     attempts: int
     """Number of calls that reached an upstream."""
     rows: dict[str, int]
@@ -135,7 +136,7 @@ async def _part(
     store: str,
     options: Options,
 ) -> tuple[PartFigures, list[Check]]:
-    """Run a part, and return its figures and its checks. `store`: URL of an empty database."""
+    """Run a part, and return its figures and checks. `store`: URL of an empty database."""
     async with opened_bed(_PARTS[part], folder, store, options.seed) as bed:
         checks = await (_failing if part == "faults" else _killed)(bed, options)
         if part == "tables":
@@ -161,8 +162,8 @@ async def _part(
 
 
 async def _failing(bed: TestBed, options: Options) -> list[Check]:
-    """Ask a gateway while upstreams fail. Return checks that its memory and its number of open
-    files do not grow.
+    """Ask a gateway questions while upstreams fail. Return checks that the gateway's memory and
+    number of open files do not grow.
     """
     bed.fail(options.share)
     async with gateway(bed.config) as process, watching(process.watched) as samples:
@@ -184,8 +185,9 @@ def _growth(name: str, samples: Sequence[float]) -> Check:
 
 
 async def _killed(bed: TestBed, options: Options) -> list[Check]:
-    """Ask gateways that are killed at random moments. Then let a last gateway finish the
-    interrupted questions, and return a check that its ledger agrees with the upstreams' counters.
+    """Ask gateways questions while they are killed at random moments. Then let a last gateway
+    finish the interrupted questions, and return a check that the ledger agrees with the upstreams'
+    counters.
     """
     texts = (bed.cut.pop(0) if bed.cut else text for text in bed.questions)
     bed.fail(options.share)
@@ -207,8 +209,8 @@ async def _killed(bed: TestBed, options: Options) -> list[Check]:
 
 
 async def _compared_tables(bed: TestBed, options: Options) -> Check:
-    """Fill each table again without disturbance. Return a check that all tables are the same as
-    before.
+    """Fill each table again, without faults and kills. Return a check that all tables are the same
+    as before.
     """
     async with gateway(bed.config) as process, AsyncClient(process.words[0]) as client:
 

@@ -1,5 +1,5 @@
-"""Test bed: the config of a gateway under test, its failing upstreams (simulated or real), and the
-clients that ask it.
+"""Test bed: the config of a gateway under test, failing upstreams (simulated or real), and the
+gateway's clients.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ COLUMNS = "part*, maker, made:integer"
 _BACKBONES = 2
 _EXECUTORS = 3
 _CUT: tuple[Fault, ...] = ("cut",)
-"""The kind of fault that ends a stream early. It is the only one in parts that compare the ledger
-with the upstreams' own token counts, which stay comparable with it.
+"""The kind of fault that ends a stream early. Parts that compare the ledger with the upstreams'
+token counts inject only this fault, because it does not falsify the counts.
 """
 _AGAIN_SHARE = 0.5
 """Share of the interrupted questions that are asked again."""
 _HURRIED_SHARE = 0.2
-"""Share of the questions for which the client sets a shorter deadline."""
+"""Share of the questions for which the client sets a shorter deadline than the gateway."""
 _MIN_S = 0.5
-"""Min seconds of such a deadline."""
+"""Min seconds of a client's shorter deadline."""
 _PAUSE_S = 0.5
 """Seconds that a client waits after an error."""
 _WORLD = 31
@@ -61,21 +61,21 @@ class Conditions(Frozen):
     """Conditions of a part of the benchmark."""
 
     timeout_s: float
-    """The gateway's deadline for a request, in seconds."""
+    """Deadline of the gateway for a request, in seconds."""
     faults: tuple[Fault, ...] = _CUT
     """Kinds of faults."""
     pace: float = 0.0
-    """Tokens per second that simulated models write; with 0, they write without delay."""
+    """Speed of simulated models, in tokens per second; 0 for no delay."""
     columns: str = ""
     """Columns of the tables that clients ask for; empty if they ask for answers."""
     real: bool = False
-    """Whether the models are the demo's models on vLLM, not simulated ones."""
+    """True for the demo's models on vLLM, False for simulated models."""
 
 
 @dataclass(slots=True)
 class TestBed:
-    """Config of the gateway under test, the proxies in front of its upstreams, and the questions
-    and results of its clients.
+    """Config of the gateway under test, proxies in front of its upstreams, and questions and
+    results of its clients.
     """
 
     config: Path
@@ -96,11 +96,11 @@ class TestBed:
 
     @property
     def faults(self) -> Counter[str]:
-        """Number of calls that were made to fail, by the kind of fault."""
+        """Number of calls into which a fault was injected, by the kind of fault."""
         return sum((plan.seen for plan in self.plans), Counter[str]())
 
     def fail(self, share: float) -> None:
-        """Set the share of calls that are made to fail."""
+        """Set the share of calls into which faults are injected."""
         for plan in self.plans:
             plan.share = share
 
@@ -112,8 +112,8 @@ class TestBed:
             self.lag_s = max(self.lag_s, time.perf_counter() - due)
 
     async def ask(self, client: AsyncClient, text: str) -> LoadResult | None:
-        """Ask a question, and record the result. Some questions have a shorter deadline than the
-        gateway's. Return None if the gateway ended before it answered.
+        """Ask a question, and record and return the result. For some questions, the client sets a
+        shorter deadline than the gateway. Return None if the gateway ended before it answered.
         """
         columns = self.conditions.columns
         deadline_s = self.conditions.timeout_s
@@ -138,7 +138,7 @@ class TestBed:
 
     async def keep_asking(self, address: str, texts: Iterator[str], concurrency: int) -> None:
         """Ask the gateway at `address` the questions `texts`, with `concurrency` in flight, until
-        none is left or the gateway has ended.
+        no question is left or the gateway has ended.
         """
 
         async def work(client: AsyncClient) -> None:
@@ -199,7 +199,7 @@ async def _canned(
     server: dict[str, Any],
     seed: int,
 ) -> _Upstreams:
-    """Start simulated models, with replicas, and a retrieval service."""
+    """Start simulated models with replicas behind fault proxies, and a retrieval service."""
     enter = stack.enter_async_context
     pace = conditions.pace
     columns = conditions.columns
@@ -221,7 +221,7 @@ async def _canned(
     waits: dict[str, Any] = {
         "first_token_timeout_s": timeout_s / 8,
         "call_timeout_s": timeout_s / 2,
-        # More attempts for tables: a call that fails for the last time would change the table
+        # More attempts for tables, because a call whose last attempt fails would change the table
         "attempts": 6 if columns else 3,
     }
     executors = {
@@ -248,7 +248,9 @@ async def _deployed(
     server: dict[str, Any],
     seed: int,
 ) -> _Upstreams:
-    """Start the demo's models on real vLLM, with questions about an unseen world."""
+    """Start the demo's models on real vLLM behind fault proxies, with questions about an unseen
+    world.
+    """
     world = folder / "world"
     questions = export(World(_WORLD, "test"), world, _WORLD_QUESTIONS)
     mini = await stack.enter_async_context(

@@ -1,4 +1,4 @@
-"""Cells of a sweep. A cell is one configuration: a topology with its models and limits."""
+"""Cells of a sweep. A cell is one configuration of the grid: a topology with models and limits."""
 
 import hashlib
 import re
@@ -30,25 +30,25 @@ class SweepCell(Frozen):
 
     name: str
     pairs: Pairs
-    """Entry of the plan that the cell comes from."""
+    """Entry of the plan to which the cell belongs."""
     backbone: str
     """Name of the backbone's model in the plan."""
     executor: str | None
-    """Name of the executor's model in the plan; None if the backbone's model works alone."""
+    """Name of the executor's model in the plan; None if the backbone works alone."""
     config: Config
-    """Config with the cell's models."""
+    """Config of the plan with the cell's models."""
     adapter: Path | None
-    """Folder of the executor's adapter on the model of `roles.execution`; None without an adapter.
+    """Folder of the executor's adapter for the model of `roles.execution`; None without an adapter.
     """
 
     @property
     def topology(self) -> str:
-        """Return the name of the topology: who searches and who answers."""
+        """Return the name of the topology, which says which agents search and answer."""
         return self.pairs.topology
 
     @property
     def folder(self) -> str:
-        """Return the name of the cell's folder, which no other cell has."""
+        """Return the name of the cell's folder, which is unique."""
         plain = re.sub(r"[^\w.+-]+", "-", self.name)
         return f"{plain}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
@@ -78,7 +78,7 @@ class SweepCell(Frozen):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return everything that the cell's model calls depend on, as JSON values."""
+        """Return everything that determines the cell's model calls, as JSON values."""
         in_cell = {f"{name}, here": role for name, role in self.roles.items()}
         judge = self.config.distillation.judge
         return {
@@ -90,8 +90,8 @@ class SweepCell(Frozen):
 
 
 def cells_of(plan: Plan) -> list[SweepCell]:
-    """Return all cells of a plan, in its order and each once. Raises `BadConfig` if a model does
-    not fit its role.
+    """Return all cells of a plan, in the plan's order, without duplicates. Raises `BadConfig` if a
+    model does not fit its role.
     """
     config = load_config(Path(plan.config))
     # Adapters are named by the plan, so the config's version is not used
@@ -156,7 +156,7 @@ def _in_role(
     name: str,
 ) -> RoleConfig:
     """Return the role with the settings of a model of the plan. `name`: the model's name. Raises
-    `BadConfig` for settings that a role does not have.
+    `BadConfig` for keys that roles do not have.
     """
     described: dict[str, Any] = msgspec.to_builtins(role)
     if model.settings.get("model", role.model) != role.model:
@@ -168,7 +168,7 @@ def _in_role(
 
 
 def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCell]]:
-    """Return groups of cells. The engines of a group run at the same time, so that cells of a group
+    """Return the cells in groups. The engines of a group run at the same time, so that its cells
     share engines, which start slowly.
 
     Each cell joins the first group that then needs at most `at_once` engines; if there is none, it

@@ -1,12 +1,11 @@
-"""Tokens and money that the runs of a gateway cost, by role, and an estimate of what they would
-cost with other models.
+"""Show tokens and cost of a gateway's runs, by role, and estimate their cost with other models.
 
-`--instead execution=MODEL` estimates the cost if another model had used the same tokens as
-executor. `--instead execution=MODEL*0.628` also assumes that it uses 0.628 times as many tokens: a
-distilled executor needs fewer than a frontier model (4,758 instead of 7,577 in TBSS, Fig. 3).
+`--instead execution=MODEL` estimates the cost if MODEL had used the same number of tokens as
+executor. `--instead execution=MODEL*0.628` assumes 0.628 times as many tokens: a distilled executor
+needs fewer than a frontier model (4,758 instead of 7,577 in TBSS, Fig. 3).
 
-The estimate assumes that answers stay equally good and that the other roles spend the same. Idle
-machines and training are not counted.
+The estimate assumes that answers stay equally good and that the other roles use the same tokens.
+The cost of idle machines and of training is not included.
 """
 
 from collections import Counter
@@ -41,7 +40,7 @@ _SHOWN = (
 
 
 class _Instead(NamedTuple):
-    """Another model for a role. `token_share`: how many times as many tokens it would use."""
+    """Another model for a role. `token_share`: factor by which the number of tokens changes."""
 
     model: str
     token_share: float = 1.0
@@ -71,14 +70,14 @@ class Options(harness.Options):
     """Options of the command."""
 
     store: str
-    """Store of a gateway, as a URL such as sqlite:///rolegate.db."""
+    """store of a gateway, as a URL such as sqlite:///rolegate.db"""
     prices: Path | None = None
-    """TOML file with one table for each model, whose keys prompt, completion and cached are prices
-    in dollars per million tokens (default: the prices at the time of the calls).
+    """file of prices in dollars per million tokens (TOML): a table for each model, with the keys
+    prompt, completion and cached (default: the prices at the time of the calls)
     """
     instead: tuple[str, ...] = ()
-    """ROLE=MODEL[*SHARE]: estimate the cost if this model had worked in this role. SHARE is the
-    factor by which the number of tokens changes (default: 1).
+    """estimate the cost with another model in a role, as ROLE=MODEL[*SHARE]; SHARE is the factor by
+    which the number of tokens changes (default: 1)
     """
 
 
@@ -87,13 +86,13 @@ class Costs(Frozen):
 
     rows: list[RoleTotal]
     dollars: float | None
-    """Total cost; None if the price or the token count of any call is unknown."""
+    """Total cost in dollars; None if the price or the token count of any call is unknown."""
     execution_token_share: float
     """Share of all tokens that executors used."""
 
 
 class CostReport(Frozen):
-    """Cost as booked, and the estimate with other models."""
+    """Recorded cost, and the estimate with other models."""
 
     runs: int
     """Number of runs."""
@@ -101,11 +100,11 @@ class CostReport(Frozen):
     what_if: Costs | None
     """Estimated cost with other models; None without `--instead`."""
     saved_share: float | None
-    """Share of the booked cost that the other models would save; None if unknown."""
+    """Share of the recorded cost that the other models would save; None if unknown."""
 
 
 async def measure(options: Options) -> CostReport:
-    """Return the measured cost of the runs, and the estimate of their cost with other models.
+    """Return the recorded cost of the runs, and the estimate of their cost with other models.
 
     Raises `BadConfig` and `StoreFailed`.
     """
@@ -127,7 +126,7 @@ async def measure(options: Options) -> CostReport:
 
 
 def shown(figures: dict[str, Any]) -> None:
-    """Print the cost as tables, with dollars in each row."""
+    """Print the cost as tables, in dollars."""
     for name in ("booked", "what_if"):
         if costs := figures.pop(name):
             rows = [
@@ -148,9 +147,9 @@ def _costs(
     instead: Mapping[RoleName, _Instead] = {},
 ) -> Costs:
     """Return the cost of `totals` with new prices. Totals of models that are not in `prices` keep
-    the cost that was booked.
+    their recorded cost.
 
-    `instead`: models that replace those of a role, by role; `prices` must have all of them.
+    `instead`: for roles with another model, that model; `prices` must have all these models.
     """
     rows = [
         _priced(total, prices, instead.get(total.role, _Instead(total.model))) for total in totals
@@ -162,8 +161,8 @@ def _costs(
 
 
 async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
-    """Return the number of runs of a store, and their totals by role, model and manager. Runs that
-    have been deleted are included.
+    """Return the number of runs in a store, and their totals by role, model and manager. Deleted
+    runs are included.
     """
     file = url.removeprefix("sqlite:///")
     if file != url and not Path(file).expanduser().exists():

@@ -1,4 +1,4 @@
-"""The paper's study in miniature (TBSS 4.2 to 4.4). Models of three sizes work as backbones, as
+"""Run the paper's study in miniature (TBSS 4.2 to 4.4). Models of three sizes work as backbones, as
 executors and as single agents, on questions about two unseen mini worlds, with real vLLM and real
 retrieval.
 
@@ -26,7 +26,7 @@ SIZES = ("small", "medium", "large")
 MODELS = Path(__file__).resolve().parent / "models"
 _WEIGHTS = "model.safetensors"
 _ALONE = "shipped:prompts/mini/agent.txt"
-"""Prompt with which the models were trained to work alone."""
+"""Prompt with which the models were trained to work as single agents."""
 _BYTES = 2
 """Bytes per parameter in a file of weights."""
 
@@ -35,19 +35,19 @@ class Options(harness.Options):
     """Options of the study."""
 
     work: Path
-    """Folder for worlds, results and report; an unfinished study in this folder is resumed."""
+    """folder for worlds, results and report; an unfinished study in this folder is resumed"""
     worlds: tuple[int, ...] = (21, 22)
-    """Seeds of the worlds."""
+    """seeds of the worlds"""
     questions: Count = 75
-    """Number of questions per world."""
+    """number of questions per world"""
     rollouts: Count = 4
-    """Number of answers to each question by each configuration."""
+    """number of answers to each question by each configuration"""
     world: Kind = "mini"
-    """Kind of the worlds: mini, on which the shipped models were trained, or compositional (nested
-    questions).
+    """kind of the worlds: mini (on which the shipped models were trained), or compositional (with
+    nested questions)
     """
     models: Path = MODELS
-    """Folder with the models, in the folders small, medium and large."""
+    """folder with the models, in the folders small, medium and large"""
 
 
 async def measure(options: Options) -> sweep.Figures:
@@ -63,7 +63,7 @@ def write_study(options: Options) -> Path:
     """Write the worlds, a config with their documents, and the plan of the sweep. Return the path
     of the plan.
 
-    All worlds share one index. That is possible because they have no names in common. Raises
+    All worlds share one index, which is possible because they have no names in common. Raises
     `BadConfig` if a model is missing.
     """
     config = load_config(preset("mini"))
@@ -126,8 +126,8 @@ def write_study(options: Options) -> Path:
 
 
 def _parameters(model: Path) -> float:
-    """Return the number of parameters of a model, by the size of its weights. Raises `BadConfig` if
-    there are none.
+    """Return the number of parameters of a model, computed from the size of its weights file.
+    Raises `BadConfig` if there is no such file.
     """
     try:
         return float((model / _WEIGHTS).stat().st_size // _BYTES)

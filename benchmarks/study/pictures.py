@@ -26,8 +26,8 @@ def pictures(study: Study, folder: Path) -> Iterator[Picture]:
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw Fig. 2: how scores change if the model of one role grows and that of the other role
-    stays the same. Backbones grow with the smallest executor, executors with the largest backbone.
+    """Draw Fig. 2: how scores change if the model of one role grows and the other model stays the
+    same. Backbones grow with the smallest executor, executors with the largest backbone.
     """
     lines = [
         (role, *sweep)
@@ -63,8 +63,7 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
 
 def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
     """Draw Fig. 3 for each backbone that has several executors: the score of each executor against
-    its tokens, and the Pareto front. Executors that score zero are not on the front, however cheap
-    they are.
+    its tokens, and the Pareto front. Executors with a score of zero are never on the front.
     """
     metric = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
     for number, (backbone, cells) in enumerate(study.sweeps(backbones=False), 1):

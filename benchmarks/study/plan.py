@@ -1,4 +1,4 @@
-"""Plan of a sweep, read from a TOML file: models, the roles that they work in, and questions."""
+"""Plan of a sweep, read from a TOML file: models, their roles, and questions."""
 
 from collections import Counter
 from functools import partial
@@ -23,13 +23,13 @@ ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 class StudyModel(Frozen, forbid_unknown_fields=True, kw_only=True):
     """A model that can work in several roles.
 
-    Keys that `settings` does not have are taken from the config's role. The endpoint is an
-    exception: if `settings` names another model than the role, it must also give `engine` or
-    `base_url`, unless the model is a hosted one.
+    Keys that are missing in `settings` are taken from the config's role, except for the endpoint:
+    if `settings` names another model than the role, it must also have `engine` or `base_url`,
+    unless the model is called through LiteLLM.
     """
 
     settings: dict[str, Any] = {}
-    """Keys of `[roles.*]`, used in every role that the model works in. A model that needs different
+    """Keys of `[roles.*]`, for every role in which the model works. A model that needs different
     keys in two roles is listed twice, with two names.
     """
     adapter: str | None = None
@@ -41,15 +41,15 @@ class StudyModel(Frozen, forbid_unknown_fields=True, kw_only=True):
 
 
 class Pairs(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Configurations to run: every backbone with every executor."""
+    """Configurations to run: each backbone is combined with each executor."""
 
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Names of models of the plan."""
+    """Names of the backbones among the plan's models."""
     executor: tuple[str, ...] = ()
-    """Names of models of the plan; empty if the backbone's model works alone."""
+    """Names of the executors among the plan's models; empty if the backbone works alone."""
     topology: Literal["factorized", "host", "single_agent", "no_retrieval"] = "factorized"
-    """Topology, which sets who searches and who answers. In `single_agent` and `no_retrieval`, the
-    backbone's model works alone.
+    """Topology, which sets which agents search and answer. In `single_agent` and `no_retrieval`,
+    the backbone works alone.
     """
     prompt: str | None = None
     """File with the system prompt of a model that works alone; None for the shipped prompt."""
@@ -59,31 +59,33 @@ class Plan(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Content of a plan's file, such as `sweep.toml`. Paths in it are relative to the file."""
 
     questions: tuple[str, ...]
-    """Files of questions, in any format that `rolegate bench datasets` reads."""
+    """Files of questions, in any format that `rolegate bench datasets` can read."""
     models: dict[ModelName, StudyModel]
     pairs: Annotated[tuple[Pairs, ...], Meta(min_length=1)]
     config: str
-    """File of the config, such as `shipped:presets/mini.toml`. It sets everything that is the same
-    in all cells: answerer, judge, retrieval, limits, engines and prices.
+    """Config file, such as `shipped:presets/mini.toml`, with everything that all cells share:
+    answerer, judge, retrieval, limits, engines and prices.
     """
     title: str = ""
     """Title of the report."""
     rollouts: Count = 4
-    """Answers to each question in each cell (mean@k)."""
+    """Number of answers to each question in each cell (mean@k)."""
     limit: Count | None = None
     """Max questions of each data set, from its beginning; None for all."""
     seed: int = 0
-    """Seed of the first rollout of a question; the seed of each further one is higher by 1."""
+    """Seed of the first rollout of a question. The seed of each further rollout is higher by 1."""
     temperature: float | None = None
     """Temperature of all roles but the judge; None for the config's."""
     concurrency: Count = 8
-    """Questions that are answered at the same time."""
+    """Number of questions to answer at the same time."""
     engines_at_once: Count = 3
-    """Max engines that run at the same time."""
+    """Max number of engines that run at the same time."""
 
 
 def read_plan(path: Path) -> Plan:
-    """Return the plan in the file `path`, with absolute paths. Raises `BadConfig`."""
+    """Return the plan in the file `path`, with absolute paths. Raises `BadConfig` if the plan is
+    invalid.
+    """
     try:
         plan = msgspec.toml.decode(path.read_bytes(), type=Plan)
     except OSError as error:
@@ -106,7 +108,9 @@ def read_plan(path: Path) -> Plan:
 
 
 def _problem(pairs: Pairs, plan: Plan) -> str | None:
-    """Return what is wrong with a plan's entry, beginning with the key; None if it is valid."""
+    """Return the problem of a plan's entry, as a text that begins with the key; None if the entry
+    is valid.
+    """
     for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):
         for name in names:
             if name not in plan.models:
@@ -143,8 +147,8 @@ def _resolved(plan: Plan, base: Path) -> Plan:
 
 def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
     """Return the questions of all files of the plan, without duplicates, and at most `limit` of
-    each data set. If an id occurs again, a number is added to it. Raises `BadCorpus`, with file
-    and line.
+    each data set. If an id occurs again, a number is added to it. Raises `BadCorpus`, with file and
+    line, for an invalid row.
     """
     seen = set[tuple[str, str]]()
     ids = Counter[str]()

@@ -1,8 +1,8 @@
-"""Report about a sweep: the paper's tables and figures (TBSS 4), made from the sweep's results,
-with costs and losses by role.
+"""Write a report about a sweep: the paper's tables and figures (TBSS 4) with the sweep's results,
+and costs and losses by role.
 
-The report is written as Markdown with PNG pictures, and as JSON. The numbers that the paper
-published follow at the end, in separate tables.
+The report is written as Markdown with PNG pictures, and as JSON. The numbers published in the paper
+follow at the end, in separate tables.
 """
 
 from pathlib import Path
@@ -29,13 +29,13 @@ class Options(harness.Options):
     """Options of the report."""
 
     results: Annotated[Path, POSITIONAL]
-    """Result folder of a sweep; the sweep may be unfinished."""
+    """result folder of a sweep, which may be unfinished"""
     out: Path
-    """Folder to write the report to."""
+    """folder to write the report to"""
 
 
 class Figures(Frozen):
-    """Where the report was written."""
+    """Path of the report."""
 
     report: str
     """Path of the Markdown file."""
@@ -71,7 +71,7 @@ def measure(options: Options) -> Figures:
 
 
 def _lead(study: Study) -> str:
-    """Return the first paragraph: what was run, and what limits the conclusions."""
+    """Return the first paragraph: the extent of the sweep, and limits of its conclusions."""
     count = len(study.plan.question_ids)
     rows = sum(len(cell.rows) for cell in study.cells)
     configurations = (

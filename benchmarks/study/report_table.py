@@ -1,4 +1,4 @@
-"""Tables of a report: the values in their cells, and how these are written in Markdown."""
+"""Tables of a report, and their form in Markdown."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,8 +14,8 @@ MICRO = (
     "question; ours."
 )
 ReportValue = str | int | float | Score | Difference | None
-"""Value in a cell of a table. Scores and differences are shares of 1; they are shown in points of
-100, as in the paper. None is shown as a dash.
+"""Value in a cell of a table. Scores and differences are from 0 to 1; as in the paper, they are
+shown in points from 0 to 100. None is shown as a dash.
 """
 
 
@@ -43,7 +43,7 @@ class ReportTable(Frozen):
         note: str = MICRO,
         digits: int = 2,
     ) -> "ReportTable":
-        """Return a table whose rows are given as mappings from column to value. The first row sets
+        """Return a table. `rows`: rows as mappings from column to value. The first row determines
         the columns and their order; all rows must have these columns.
         """
         lines = list(rows)

@@ -1,4 +1,4 @@
-"""Results of a sweep: a file that survives kills, and what a report reads from it."""
+"""Results of a sweep: lines of the file of results, and the `Study` that a report reads from it."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -31,36 +31,38 @@ class QuestionResult(Frozen, kw_only=True):
     question: str
     golds: tuple[str, ...]
     rollout: int
-    """Index of this answer among all answers to the same question in the same cell, from 0."""
+    """Number of this answer among all answers to the same question in the same cell, from 0."""
     answer: str
     outcome: str
     exact_match: bool
     f1: float
     judged: bool
-    """Whether the judge was asked."""
+    """True if the judge was asked."""
     accepted: bool | None
     """The judge's verdict; None if the judge was not asked, or its reply could not be parsed."""
     searches: tuple[int, ...]
-    """Number of searches for each sub-query; a single agent counts as one sub-query."""
+    """Number of searches for each sub-query. The work of a single agent counts as one sub-query."""
     spent: tuple[RoleTotal, ...]
     """Calls and cost of the answer, by role and model."""
     latency_s: float | None
-    """Seconds that the run took, with other questions answered at the same time. None if any of its
-    calls was answered from the call cache.
+    """Duration of the run in seconds, while other questions were answered at the same time. None if
+    any call of the run was answered from the call cache.
     """
     lost_by: Loss | None
-    """Role that lost a wrong answer; None if the answer is right, or if the role is unknown."""
+    """Role that caused a wrong answer; None if the answer is right, or if the role is unknown."""
     index: str | None
     """Id of the index that was searched; None if unknown."""
 
     @property
     def right(self) -> bool:
-        """Return whether the answer is right, by the judge or else by exact match."""
+        """Return True if the judge accepts the answer, or, without a verdict, if it is an exact
+        match.
+        """
         return self.exact_match if self.accepted is None else self.accepted
 
 
 class KeptPlan(Frozen):
-    """Content of `plan.json` in the folder of a sweep: the part of the plan that a report needs."""
+    """Content of `plan.json` in a sweep's folder: the parts of the plan that a report needs."""
 
     title: str
     question_ids: tuple[str, ...]
@@ -83,8 +85,8 @@ class CellRows(Frozen, dict=True):
 
     @cached_property
     def spent(self) -> list[RoleTotal]:
-        """Return what all answers of the cell cost together, by role, model and manager, in the
-        order in which these first occur.
+        """Return the calls and cost of all answers of the cell together, by role, model and
+        manager, in the order in which these first occur.
         """
         groups: dict[tuple[str, ...], list[RoleTotal]] = {}
         for row in self.rows:
@@ -113,7 +115,7 @@ class Study(Frozen):
 
     @property
     def complete(self) -> bool:
-        """Return whether no result of the plan is missing."""
+        """Return True if no result of the plan is missing."""
         wanted = len(self.plan.question_ids) * self.plan.rollouts
         return len(self.cells) == len(self.plan.cells) and all(
             len(cell.rows) == wanted for cell in self.cells
@@ -129,13 +131,13 @@ class Study(Frozen):
         return sorted(pairs, key=lambda cell: (places[cell.backbone], places[cell.executor]))
 
     def sweeps(self, *, backbones: bool) -> list[tuple[str, dict[str, CellRows]]]:
-        """Return series of cells in which the model of one role varies and that of the other stays
-        the same. Each item is the name of the fixed model, and at least two cells by the name of
-        the model that varies.
+        """Return series of cells in which the model of one role varies and the other model is
+        fixed. An item is the name of the fixed model, and at least two cells, by the name of the
+        varying model.
 
         `backbones`: True to vary the backbone for each executor, False to vary the executor for
-        each backbone. Series with the most models come first; of equally long ones, that with the
-        smallest executor or with the largest backbone.
+        each backbone. The series with the most models is first; among equally long series, the one
+        with the smallest executor or the largest backbone.
         """
         groups: dict[str, dict[str, CellRows]] = {name: {} for name in self.plan.parameters}
         for cell in self.pairs:
@@ -167,8 +169,8 @@ def read_study(folder: Path) -> Study:
 
 
 def _cell(name: str, rows: Iterable[QuestionResult]) -> CellRows:
-    """Return the cell with these results. They are ordered by question, so that the order does not
-    depend on which answer was finished first.
+    """Return the cell with these results, ordered by question, so that the order does not depend on
+    which answer was finished first.
     """
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
     first = ordered[0]

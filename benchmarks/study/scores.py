@@ -1,5 +1,5 @@
-"""Scores of a cell, with standard errors. A score is first averaged over the answers to a question,
-then over questions (mean@k).
+"""Compute scores of a cell, with standard errors. A score is first averaged over the answers to a
+question, then over questions (mean@k).
 """
 
 import math
@@ -21,7 +21,7 @@ HotpotQA. An answer counts as wrong if the judge's reply could not be parsed.
 
 
 class Score(NamedTuple):
-    """A mean with its standard error, both as shares of 1."""
+    """A mean score with its standard error, on a scale from 0 to 1."""
 
     mean: float
     error: float | None
@@ -31,7 +31,7 @@ class Score(NamedTuple):
 
 
 def metrics_of(rows: Iterable[QuestionResult]) -> list[str]:
-    """Return the names of the results' metrics: `Judge` only if a judge was asked."""
+    """Return the names of the metrics that the results have; `Judge` only if a judge was asked."""
     judged = any(row.judged for row in rows)
     return [name for name in METRICS if judged or name != "Judge"]
 
@@ -48,8 +48,8 @@ def micro(rows: Iterable[QuestionResult], metric: str) -> Score:
 def compared(
     new: Iterable[QuestionResult], old: Iterable[QuestionResult], metric: str
 ) -> Difference | None:
-    """Return how much better the cell with the results `new` is than that with `old`, over the
-    questions that both have answered. Return None if there are no such questions.
+    """Return the difference of a metric between the cells with the results `new` and `old`, over
+    the questions that both have answered. Return None if there are no such questions.
     """
     new_scores = _by_question(new, metric)
     old_scores = _by_question(old, metric)

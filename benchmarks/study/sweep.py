@@ -1,9 +1,9 @@
-"""Sweep: let a grid of backbones, executors and topologies answer the same questions (TBSS 4.1).
+"""Run a sweep: a grid of backbones, executors and topologies answers the same questions (TBSS 4.1).
 
-After a kill or an interruption, the same command resumes. No rollout, that is one answer to one
-question, runs twice, and no completed model call is paid for again. A sweep may also grow: if its
-plan gets more rollouts, a higher limit or more pairs, the same command runs what is missing. So one
-can begin with a low limit, to learn what an answer costs.
+A rollout is one answer to one question. After an interruption, the same command resumes: no rollout
+runs twice, and no completed model call is paid for again. A sweep may also grow: if its plan gets
+more rollouts, a higher limit or more pairs, the same command runs the missing rollouts. So begin
+with a low limit, to see what an answer costs.
 """
 
 import time
@@ -45,7 +45,9 @@ CELLS = "cells"
 CALLS = "calls.jsonl"
 JUDGEMENTS = "judgements.jsonl"
 _LOOKED_AT = 20
-"""Passages per query in which the right answer is looked for, to find the role that lost it."""
+"""Number of passages per query in which the right answer is searched, to find the role that lost
+it.
+"""
 Task = tuple[BenchmarkQuestion, int]
 """A rollout to run: the question, and the number of the rollout from 0."""
 
@@ -54,22 +56,23 @@ class Options(harness.Options):
     """Options of the sweep."""
 
     plan: Path = msgspec.field(name="config")
-    """Plan of the sweep (TOML)."""
+    """file with the plan of the sweep (TOML)"""
     out: Path
-    """Folder for the results; an unfinished sweep in this folder is resumed."""
+    """folder for the results; an unfinished sweep in this folder is resumed"""
     ray: str | None = None
-    """Work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head.
+    """work on this Ray cluster: local (this machine's cores), or HOST:PORT of the cluster's head
+    (default: work in this process)
     """
 
 
 class Figures(Frozen):
-    """Check that no rollout failed. The same command tries failed rollouts again."""
+    """Result of the check that no rollout failed. The same command tries failed rollouts again."""
 
     checks: list[Check]
 
 
 async def measure(options: Options) -> Figures:
-    """Run all rollouts of the plan that are not done yet. Raises `RolegateError`."""
+    """Run all rollouts of the plan that are not finished yet. Raises `RolegateError`."""
     plan = read_plan(options.plan)
     cells = cells_of(plan)
     step = begin(options.out, plan, cells)
@@ -120,9 +123,9 @@ async def measure(options: Options) -> Figures:
 
 
 def begin(folder: Path, plan: Plan, cells: Sequence[SweepCell]) -> Step:
-    """Begin a sweep in `folder`, or resume the sweep that is there. The plan may have got more
-    rollouts, questions or pairs since. Raises `BadConfig` if the folder contains another sweep, or
-    if a cell has changed.
+    """Begin a sweep in `folder`, or resume the sweep in it. The plan may have more rollouts,
+    questions or pairs than before. Raises `BadConfig` if the folder contains another sweep, or if a
+    cell has changed.
     """
     inputs = {f"questions {number}": Path(path) for number, path in enumerate(plan.questions, 1)}
     step = Step.begin(folder, "sweep", inputs, {"seed": plan.seed, "temperature": plan.temperature})
@@ -153,7 +156,7 @@ class Sweep(Frozen):
     rows: JsonlFile[QuestionResult]
     log: Log
     on_rollout: Callable[[], None]
-    """Called after each rollout, also after a failed one."""
+    """Called after each rollout, including failed ones."""
     ray: str | None
     """See `Options.ray`."""
 
@@ -161,14 +164,14 @@ class Sweep(Frozen):
         self, cells: Sequence[SweepCell], tasks: Mapping[str, list[Task]]
     ) -> dict[str, str]:
         """Start the engines of a group of cells, and run the cells' rollouts. Return the error
-        messages of failed rollouts, by a text that names cell, question and rollout.
+        messages of failed rollouts; the keys name cell, question and rollout.
 
         `tasks`: rollouts to run, by cell. Raises `BadConfig`, `BadIndex` and `StoreFailed`;
         `UpstreamUnavailable` if an endpoint is unavailable; and `UpstreamError` or `OutOfTime` if
         the first rollouts of a cell all fail.
         """
-        # The runtime needs a config with the executor's engine, into which adapters are loaded; a
-        # cell with an adapter has one
+        # The runtime loads adapters into the executor's engine, so it needs the config of a cell
+        # with an adapter, if there is one
         first = next((cell for cell in cells if cell.adapter), cells[0])
         roles = {
             f"{cell.name}: roles.{name}": role
@@ -180,11 +183,11 @@ class Sweep(Frozen):
         async with open_runtime(
             first.config, self.log, adapters=adapters, extra_roles=roles
         ) as bench:
-            # A remote retriever knows the id of its index only after a search
+            # A remote retriever learns the id of its index with the first search
             await bench.retriever.search(["warm up"], 1)
             self.check_index(bench.retriever.index_id)
             with CallCache.open(self.folder / JUDGEMENTS) as judgements:
-                # Workers on Ray have their own
+                # Workers on Ray have their own judge
                 judge = None if self.ray else replace(bench, cache=judgements).judge
                 for cell in cells:
                     self.log(f"{cell.name}: {len(tasks[cell.name]):,} rollouts")
@@ -230,9 +233,9 @@ class Sweep(Frozen):
 async def ask(
     cell: SweepCell, plan: Plan, judge: Judge | None, runtime: Runtime, task: Task
 ) -> QuestionResult:
-    """Let a cell answer a question once, and return the judged result.
+    """Let a cell answer a question once, and return the result with its scores.
 
-    `judge`: judge of the answer; None for that of the runtime. `runtime`: runtime with the cell's
+    `judge`: judge of the answer; None for the runtime's judge. `runtime`: runtime with the cell's
     config. Raises `UpstreamError` and `OutOfTime` if an endpoint fails, since this is not the
     model's fault, and `StoreFailed` if the call cache cannot be written.
     """
@@ -279,7 +282,7 @@ async def ask(
 
 
 def _loop(cell: SweepCell, runtime: Runtime) -> Loop:
-    """Return the search by which the cell answers questions."""
+    """Return the search with which the cell answers questions."""
     search = cell.config.search
     match cell.topology:
         case "factorized" | "host" as topology:
@@ -298,9 +301,10 @@ def _loop(cell: SweepCell, runtime: Runtime) -> Loop:
 async def _lost_by(
     runtime: Runtime, question: BenchmarkQuestion, result: Trajectory
 ) -> Loss | None:
-    """Return the role that lost a wrong answer; None if the run does not show which role it was.
+    """Return the role that caused a wrong answer; None if the run does not show which role it was.
 
-    The corpus is searched for the right answers, to know whether an executor could have found them.
+    The corpus is searched for the right answers, to find out whether an executor could have found
+    them.
     """
     run = Run(
         "",

@@ -1,6 +1,6 @@
-"""Tables of a report: the paper's Tables 1 to 5 (TBSS 4), made from a sweep's results, and further
-ones with scores, costs, losses and differences. The numbers that the paper published are in
-separate tables.
+"""Tables of a report: the paper's Tables 1 to 5 (TBSS 4) with a sweep's results, and further tables
+with scores, costs, losses and differences. The numbers published in the paper are in separate
+tables.
 """
 
 from collections import Counter
@@ -55,7 +55,7 @@ def published_tables() -> tuple[ReportTable, ...]:
 
 
 def tables_of(study: Study) -> list[ReportTable]:
-    """Return all tables that have rows, the most important ones first."""
+    """Return all tables that have rows, the most important tables first."""
     of = ReportTable.of
     title_1 = "Table 1: from a single agent to main and sub-agent of the same model"
     title_4 = "Table 4: searches of each executor run"
@@ -100,9 +100,9 @@ def tables_of(study: Study) -> list[ReportTable]:
 
 
 def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
-    """Return the columns with a cell's scores: one for each data set, if `cells` have several, and
-    then micro averages. As in the paper, scores of data sets are by the judge; without a judge, by
-    exact match. `cells`: all cells of the table.
+    """Return the columns with a cell's scores: one for each data set, if there are several, and
+    then micro averages. As in the paper, the score of a data set is the judge's; without a judge,
+    the exact match. `cells`: all cells of the table.
     """
     rows = [row for other in cells for row in other.rows]
     names = metrics_of(rows)
@@ -118,7 +118,7 @@ def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
 
 
 def _scores(study: Study) -> Iterator[_Row]:
-    """Yield rows with the scores of each cell on each data set, and on all of them."""
+    """Yield rows with the scores of each cell on each data set, and on all data sets together."""
     names = metrics_of(row for cell in study.cells for row in cell.rows)
     for cell in study.cells:
         groups: dict[str, list[QuestionResult]] = {}

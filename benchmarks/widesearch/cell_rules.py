@@ -1,5 +1,5 @@
-"""Rules by which two cells are compared: WideSearch's own preprocessing and metrics, and stricter
-rules, which depend on the type of the column.
+"""Rules for comparing two cells: WideSearch's own preprocessing and metrics, and stricter rules,
+which depend on the type of the column.
 """
 
 import re
@@ -13,11 +13,12 @@ from urllib.parse import urlparse
 Preprocess = Literal["norm_str", "extract_number", "norm_date"]
 Metric = Literal["exact_match", "number_near", "date_near", "url_match", "in_match", "llm_judge"]
 Criterion = float | str | None
-"""For `number_near`, the tolerance as a share of the gold value; for `llm_judge`, the instruction
-for the judge.
+"""Parameter of a metric. For `number_near`: tolerance as a share of the gold value. For
+`llm_judge`: instruction for the judge.
 """
 Value = str | float | int | date | frozenset[str]
-"""Value of a cell by the strict rules: a text, a number, a year, a day, or the hosts of its URLs.
+"""Value of a cell by the strict rules: a text, a number, a year, a date, or the host names of its
+URLs.
 """
 _NUMBERS = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
@@ -25,7 +26,8 @@ _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
 _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
 _LONGEST_DATE = 100
-"""Max characters of a text that is parsed as a date; long texts would take too much time."""
+"""Max characters of a text that is parsed as a date, because long texts would take too much time.
+"""
 _MAX_DAYS = 31
 """Max difference of two dates that count as equal, in days."""
 
@@ -35,7 +37,7 @@ def _parsed(text: str) -> datetime | None:
     import dateparser  # slow to import
 
     day: datetime | None = None
-    with suppress(Exception):  # for texts that are no dates, the parser raises all kinds of errors
+    with suppress(Exception):  # the parser raises all kinds of errors for texts that are no dates
         if len(text) <= _LONGEST_DATE:
             day = dateparser.parse(text, settings={"PREFER_DAY_OF_MONTH": "first"})
     return day
@@ -62,8 +64,8 @@ def official_score(
 ) -> float:
     """Return the score of a cell, 0 or 1, by one of WideSearch's metrics.
 
-    `response`, `target`: the cell and the gold cell, both after preprocessing. Raises `ValueError`
-    and `TypeError` in the same cases as WideSearch's evaluator.
+    `response`, `target`: the response's cell and the gold cell, both after preprocessing. Raises
+    `ValueError` and `TypeError` in the same cases as WideSearch's evaluator.
     """
     match metric:
         case "number_near":
@@ -90,13 +92,13 @@ def official_score(
 
 
 def normal_text(text: str) -> str:
-    """Return a text in lower case, without white space, line breaks in HTML, and asterisks."""
+    """Return a text in lower case, without white space, HTML line breaks and asterisks."""
     return "".join(_BREAK.sub("", text).casefold().split()).replace("*", "")
 
 
 def strict_value(metric: Metric, text: str) -> Value:
-    """Return the value of a cell. The metric of its column sets the type of the value; if the text
-    is not of that type, return its normal text (`normal_text`).
+    """Return the value of a cell. The metric of the column determines the type of the value. If the
+    text cannot be converted to this type, return `normal_text(text)`.
     """
     value: Value | None = None
     if metric == "number_near":
@@ -117,8 +119,8 @@ def strict_same(
     target: str,
     criterion: Criterion,
 ) -> bool:
-    """Return whether two cells have the same value by the strict rules. A day and a year are the
-    same if the day is in that year.
+    """Return True if two cells have the same value by the strict rules. A date equals a year if it
+    is in that year.
     """
     match strict_value(metric, response), strict_value(metric, target):
         case float(number), float(gold_number):

@@ -1,10 +1,10 @@
-"""Scores of tables on the tasks of WideSearch, or on tasks in its format, by WideSearch's own rules
-and by stricter ones.
+"""Score tables on the tasks of WideSearch, or on tasks in its format, by WideSearch's own rules and
+by stricter rules.
 
-Responses are read from a file. With --address, a gateway is asked for responses that the file does
-not have yet; with --topology wide_written or wide_single, the models of --config are asked. Each
-task gets --runs responses. If these are N, Avg@N is the mean of their scores, and Max@N the best
-score. So the Max@N of the metric success says whether any response is fully right (Pass@N).
+Responses are read from a file. Responses that the file does not have yet are requested: with
+--address, from a gateway; with --topology wide_written or wide_single, from the models of --config.
+Each task gets N responses (--runs N). Avg@N is the mean of their scores, and Max@N the best score.
+So Max@N of the metric success says whether any response is fully right (Pass@N).
 """
 
 from collections import Counter
@@ -52,14 +52,14 @@ from serving.files import write_atomically
 from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
-"""Reasons of gateway errors that count as a response without a table. Asking again would give the
-task more responses than others.
+"""Reasons of gateway errors that count as a response without a table. Repeating the request would
+give the task more attempts than others.
 """
 _FENCED = "```markdown\n{}```"
 PAGE = "report.md"
 _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
-"""How the scores of the responses to a task are combined, by name."""
+"""Functions that combine the scores of the responses to a task, by name."""
 _NOTE = (
     "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over groups of tasks "
     "that share entities (`group` in tasks.jsonl; a task without one is a group alone)."
@@ -67,48 +67,48 @@ _NOTE = (
 _Asked = tuple[Task, int]
 """A task, and the number of the response to it, from 0."""
 _LOCKED = "dateparser==1.2.1 pandas==2.3.0"
-"""Versions in WideSearch's lock file (2025-08-12). Other versions read some texts differently."""
+"""Versions in WideSearch's lock file (2025-08-12). Other versions parse some texts differently."""
 
 
 class Options(harness.Options, kw_only=True):
     """Options of the benchmark."""
 
     tasks: Path
-    """Folder with tasks.jsonl and gold/*.csv."""
+    """folder with tasks.jsonl and gold/*.csv"""
     responses: Path | None = None
-    """File of responses (JSON lines); new responses are appended to this file (default: a file in
-    --out).
+    """file of responses (JSON lines), to which new responses are appended (default: a file in
+    --out)
     """
     address: str | None = None
-    """Address of a gateway, HOST:PORT, to ask for responses."""
+    """address of a gateway from which to request responses, HOST:PORT"""
     topology: Literal["wide", Writing] = "wide"
-    """How tables are filled: wide (a gateway, cell by cell), wide_written (the answerer writes the
-    table), wide_single (one model searches and writes); the last two need --config.
+    """how tables are filled: wide (by a gateway, cell by cell), wide_written (the answerer writes
+    the table), or wide_single (one model searches and writes); the last two need --config
     """
     against: Path | None = None
-    """File of other responses; the report compares the scores of both files."""
+    """file of other responses; the report also has the score differences between both files"""
     runs: Count
-    """Number of responses to each task."""
+    """number of responses to each task"""
     judge: bool = False
-    """Compare cells and names with the model distillation.judge of --config."""
+    """compare cells and column names with the model distillation.judge of --config"""
     no_judge: bool = False
-    """Compare cells and names by equality, without a judge."""
+    """compare cells and column names without a judge: only equal ones are right"""
     models: Path | None = msgspec.field(name="config", default=None)
-    """Config of the judge, and of models that write tables."""
+    """config with the judge, and with the models that write tables"""
     out: Path = Path("widesearch")
-    """Folder to write the report to."""
+    """folder to write the report to"""
     in_flight: Count = 4
-    """Number of tables that are filled, or responses that are scored, at the same time."""
+    """number of tables to fill, or of responses to score, at the same time"""
     timeout: Annotated[float, Meta(gt=0)] = 1800.0
-    """Max seconds for a table."""
+    """max seconds per table"""
     ray: str | None = None
-    """With wide_written or wide_single: work on this Ray cluster: local (this machine's cores), or
-    HOST:PORT of the cluster's head.
+    """with wide_written or wide_single: Ray cluster to work on: local (this machine's cores), or
+    HOST:PORT of the cluster's head (default: work in this process)
     """
 
 
 class ScoredResponse(Frozen):
-    """A response with its scores by each set of rules."""
+    """A response with its scores by both sets of rules."""
 
     task: Task
     run: int
@@ -119,14 +119,12 @@ class ScoredResponse(Frozen):
 
     @property
     def right_cells(self) -> float:
-        """Return the approximate number of right cells by strict rules, cells of key columns
-        included.
-        """
+        """Return the approximate number of right cells by strict rules, including key columns."""
         return self.scores["strict"].item_recall * self.task.rows * len(self.task.rules)
 
 
 class Figures(Frozen):
-    """Tables of the report, and where it was written."""
+    """Tables of the report, and its path."""
 
     page: str
     """Path of the Markdown file."""
@@ -140,7 +138,7 @@ async def measure(options: Options) -> Figures:
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "wrong combination of options; give --no-judge, or --judge with --config. The "
+            "wrong combination of options: give --no-judge, or --judge with --config. The "
             "topologies wide_written and wide_single always need --config."
         )
     if written and options.address:
@@ -177,7 +175,7 @@ async def measure(options: Options) -> Figures:
             async with AsyncClient(options.address) as client:
                 await _ask(partial(_from_gateway, client, options.timeout), tasks, file, options)
         elif runtime and options.topology != "wide":
-            # With a runtime, it returns how to ask for a response
+            # Takes a runtime, and returns the function that requests a response
             work = partial(partial, _from_models, options.topology, options.timeout)
             await _ask(spread(runtime, work, options.ray), tasks, file, options)
         responses = read_responses(file, tasks, options.runs)
@@ -194,7 +192,7 @@ async def measure(options: Options) -> Figures:
     if judge.unreadable:
         complain(
             f"{judge.unreadable:,} replies of the judge could not be parsed; "
-            "the cells that they were about count as wrong."
+            "the cells in question count as wrong."
         )
     how = "with a judge" if options.judge else "without a judge: equal cells are right"
     tables = [*tables_of(scored, options.runs, others), *token_tables(scored)]
@@ -238,7 +236,7 @@ async def _ask(
     file: Path,
     options: Options,
 ) -> None:
-    """Ask for the responses that `file` does not have yet, and append them to it.
+    """Request the responses that `file` does not have yet, and append them to the file.
 
     `ask`: returns a response to a task. Raises `BadRequest` if tasks failed, and `GatewayError` if
     the gateway cannot be reached.
@@ -276,8 +274,8 @@ async def _from_gateway(
     timeout_s: float,
     asked: _Asked,
 ) -> Response:
-    """Return a gateway's response to a task. It has no table if the gateway could not make one.
-    Shared reports of earlier runs are not used, because they would lower the token counts.
+    """Return a gateway's response to a task. It has no table if the gateway could not fill one. The
+    gateway's report cache is not used, because it would lower the token counts.
     """
     task, _ = asked
     columns = [
@@ -305,7 +303,7 @@ async def _from_models(
     asked: _Asked,
 ) -> Response:
     """Let models write a whole table, and return it as a response to the task. The number of the
-    response is also the seed of the models.
+    response is the models' seed.
     """
     task, run = asked
     loop = writing(runtime.sampled(run), topology)
@@ -320,11 +318,11 @@ async def _from_models(
 def tables_of(
     scored: Sequence[ScoredResponse], runs: int, others: Sequence[ScoredResponse]
 ) -> list[ReportTable]:
-    """Return the report's tables of scores: one for each set of rules and each of Avg@N and Max@N,
-    with means over tasks and their intervals.
+    """Return the report's tables of scores, one for each combination of rules (official, strict)
+    and Avg@N or Max@N. They have means over tasks and confidence intervals.
 
-    `runs`: number of responses to each task. `others`: other responses to the same tasks; if there
-    are any, there is also a table with the differences between the two for each set of rules.
+    `runs`: number of responses to each task. `others`: responses of `--against`; if there are any,
+    there are also tables with the differences to them.
     """
     none: _Group = {}
     folds = [(name, name, fold, none) for name, fold in _FOLDS.items()]
@@ -347,8 +345,8 @@ _Group = Mapping[str, Sequence[ScoredResponse]]
 
 
 def _grouped(scored: Sequence[ScoredResponse]) -> dict[str, dict[str, list[ScoredResponse]]]:
-    """Return the responses to all tasks, to those of each language, and to those of each size, from
-    small to large. Each group has its responses by task id.
+    """Return groups of responses by name: all tasks, the tasks of each language, and the tasks of
+    each size, from small to large. A group has its responses by task id.
     """
     groups: dict[str, dict[str, list[ScoredResponse]]] = {}
     for kind in ("", "language", "size"):
@@ -366,7 +364,7 @@ def _line(
     less: _Group,
 ) -> dict[str, ReportValue]:
     """Return the row of a group of tasks, with the mean of each metric. `less`: other responses to
-    these tasks, whose scores are subtracted; empty for none.
+    these tasks, whose scores are subtracted; empty to subtract nothing.
     """
     line: dict[str, ReportValue] = {"tasks": group, "number": len(tasks)}
     groups = [responses[0].task.group or name for name, responses in tasks.items()]
@@ -415,7 +413,7 @@ def write_report(
     scored: Sequence[ScoredResponse],
     notes: Sequence[str],
 ) -> None:
-    """Write the report into `folder`: the tables and `notes` as Markdown, and the scores of each
+    """Write the report to `folder`: the tables and `notes` as Markdown, and the scores of each
     response as CSV.
     """
     page = [f"# {title}", *(table.markdown() for table in tables), *notes]

@@ -1,5 +1,5 @@
-"""Scores of one response by two sets of rules: `official`, exactly as in WideSearch's evaluator,
-with its bugs, and `strict`.
+"""Score one response by two sets of rules: `official`, exactly as in WideSearch's evaluator,
+including its bugs, and `strict`.
 """
 
 from collections import defaultdict
@@ -37,22 +37,23 @@ _SHOWN = 500
 
 @dataclass(slots=True)
 class CellJudge:
-    """Compares cells with a model, a whole column with one call. Without a role, no model is asked,
-    and two cells are the same only if their normal texts are equal. Methods raise `UpstreamError`.
+    """Compares cells with a model, in one call for a whole column. Without a role, no model is
+    asked, and two cells are the same only if their normal texts (`normal_text`) are equal. Methods
+    raise `UpstreamError`.
     """
 
     role: Role | None = None
     unreadable: int = 0
-    """Number of the model's replies without a JSON block. Such a reply matches no names, or makes
-    all cells of a column wrong.
+    """Number of the model's replies without a JSON block. After such a reply, no names match, or
+    all cells of the column are wrong.
     """
     undecided: int = 0
-    """Number of pairs of cells that differ, and that only a model could call the same."""
+    """Number of pairs of cells that count as different because no model was asked."""
     _ledger: Ledger = field(default_factory=lambda: Ledger("widesearch"))
 
     async def aligned(self, values: Sequence[str], references: Sequence[str]) -> Mapping[str, str]:
-        """Return, for each of `values` that means the same as one of `references`, that reference.
-        Values that mean the same as no reference are missing.
+        """Return a mapping from values to the references with the same meaning. Values without such
+        a reference are missing.
         """
         reply = await self._asked("align.txt", {"values": values, "references": references})
         return {value: str(reference) for value, reference in reply.items()}
@@ -85,7 +86,9 @@ class CellJudge:
         role = replace(self.role, system=system)
         messages = role.opening(msgspec.json.encode(shown).decode())
         text = ""
-        with suppress(ContextTooLong):  # if the response is too long, its cells are wrong
+        with suppress(
+            ContextTooLong
+        ):  # if the response is too long for the judge, its cells are wrong
             text = (await role.ask(messages, (), self._ledger)).text
         with suppress(*JSON_ERRORS, IndexError):
             return msgspec.json.decode(
@@ -96,7 +99,7 @@ class CellJudge:
 
 
 class TableScores(Frozen):
-    """Scores of one response, as shares of 1. By the official rules, they can exceed 1."""
+    """Scores of one response, from 0 to 1; by the official rules, they can exceed 1."""
 
     success: float = 0.0
     """1 if the whole table is right, else 0."""
@@ -116,10 +119,10 @@ async def scores_of(
     judge: CellJudge,
     rules: RuleSet,
 ) -> TableScores:
-    """Return the scores of a response by a set of rules. A response without a readable table gets
-    zeros.
+    """Return the scores of a response by a set of rules. All scores are 0 if the response has no
+    readable table.
 
-    By strict rules, rows with the same key count once, columns that the task does not have are
+    By the strict rules, rows with the same key count once, columns that the task does not have are
     ignored, and all cells of a missing column are wrong. Raises `UpstreamError` if the judge fails.
     """
     try:
@@ -135,8 +138,8 @@ async def _scores_of(
     *,
     strict: bool,
 ) -> TableScores:
-    """Return the scores of a response: read both tables, match their columns and keys, pair rows
-    with the same key, and score the cells of these pairs column by column.
+    """Return the scores of a response. Both tables are read, and their columns and keys are
+    matched. Rows with the same key form pairs, whose cells are scored column by column.
 
     Raises `Unreadable` if no table can be scored, and the errors of the metrics.
     """
@@ -182,8 +185,9 @@ async def _tables(
     *,
     strict: bool,
 ) -> tuple[Table, Table]:
-    """Return the table of a response, with its columns renamed to those of the task, and the task's
-    gold table. Raises `Unreadable` if there is no table, or if its columns are other ones.
+    """Return the table of a response, with its columns renamed to the task's columns, and the
+    task's gold table. Raises `Unreadable` if there is no table, or if its columns do not match the
+    task's.
     """
     table = (plain_table if strict else official_table)(response)
     gold = {
@@ -212,7 +216,7 @@ async def _keyed_rows(
     strict: bool,
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows of the response's table and of the gold table, at most one for each key. Keys
-    of the response that mean the same as a gold key are replaced by that key.
+    of the response that mean the same as a gold key are replaced by the gold key.
     """
     tables = (
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -237,13 +241,13 @@ def _key(task: Task, row: Row, *, strict: bool) -> Hashable:
 
 
 def _aligned_keys(task: Task) -> list[str]:
-    """Return the key columns in which a judge may find values with the same meaning."""
+    """Return the key columns in which the judge looks for values with the same meaning."""
     return [name for name in task.keys if {"llm_judge", "exact_match"} & {*task.rules[name].metric}]
 
 
 def _equal_when_sorted(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -> bool:
-    """Return whether both tables have the same rows after preprocessing, in any order. For
-    WideSearch's evaluator, the whole table is right in this case, too.
+    """Return True if both tables have the same rows after preprocessing, in any order. WideSearch's
+    evaluator then counts the whole table as right.
     """
     prepared = [
         sorted([rule.prepared(row[name]) for name, rule in task.rules.items()] for row in rows)
@@ -253,7 +257,7 @@ def _equal_when_sorted(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -
 
 
 def _nothing_scored(ours: Sequence[Hashable]) -> str:
-    """Return why a table that could be read scores nothing. `ours`: keys of its rows."""
+    """Return why all scores of a readable table are 0. `ours`: keys of the table's rows."""
     if not ours:
         return "its table has no rows"
     return f"none of its {len(ours)} rows has the key of a gold row; its first key is {ours[0]}"[
@@ -268,8 +272,9 @@ async def _column(
     *,
     strict: bool,
 ) -> list[list[float]]:
-    """Return the scores of a column's cells: one list for each metric of the column. By strict
-    rules there is one list, in which a cell is right if all metrics, or the judge, accept it.
+    """Return the scores of a column's cells, as one list for each metric of the column. By the
+    strict rules, there is one list, in which a cell is right if all metrics, or the judge, accept
+    it.
 
     `cells`: pairs of a response's cell and its gold cell.
     """

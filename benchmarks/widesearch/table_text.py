@@ -1,5 +1,5 @@
-"""Two readers of tables in text. One reads tables exactly as WideSearch's evaluator does, with the
-behaviour of pandas; the other is a plain reader of Markdown.
+"""Two readers of tables in text: one reads tables exactly as WideSearch's evaluator does, with the
+behaviour of pandas; the other is a plain Markdown reader.
 """
 
 import csv
@@ -11,8 +11,8 @@ Table = dict[str, list[str]]
 """Cells of a table, by column; all columns have the same length."""
 _MAX_CELLS = 1_000_000
 _MAX_COLUMNS = 1_000
-"""Limits of a table. They count missing cells, too, because a short text can name many columns and
-begin many rows.
+"""Max cells and columns of a table. Missing cells count, too, because a short text can name many
+columns and begin many rows.
 """
 
 
@@ -21,7 +21,7 @@ class Unreadable(ValueError):
 
 
 def norm_column(name: str) -> str:
-    """Return the form of a column's name in which WideSearch compares names."""
+    """Return a column's name in the form in which WideSearch compares names."""
     return name.strip().lower().replace(" ", "")
 
 
@@ -29,7 +29,8 @@ def read_csv(text: str, delimiter: str) -> Table:
     """Read delimited text as pandas does, with all cells as text.
 
     As in pandas, columns are shifted to the right if the first row has more fields than the header,
-    and a column without a name is called `Unnamed`. Raises `Unreadable`.
+    and a column without a name is called `Unnamed`. Raises `Unreadable` if the text cannot be
+    parsed or the table is too large.
     """
     import pandas  # slow to import
 
@@ -51,8 +52,8 @@ def _check_size(rows: int, columns: int) -> None:
 
 
 def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table with these names of columns and these rows. Cells that are missing at the end
-    of a row are empty.
+    """Return a table with these column names and rows. Cells that are missing at the end of a row
+    are empty.
     """
     _check_size(1 + len(rows), len(names))
     return {
@@ -61,8 +62,8 @@ def _columns(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def typed(values: Sequence[str]) -> list[str]:
-    """Return the cells of a column as texts, after pandas has inferred a type for the column and
-    converted them.
+    """Return the cells of a column as texts, after pandas has inferred the column's type and
+    converted the cells.
     """
     import pandas
 

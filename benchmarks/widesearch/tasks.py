@@ -1,4 +1,4 @@
-"""Reading tasks in WideSearch's format with their gold tables, and responses to the tasks."""
+"""Read tasks in WideSearch's format with their gold tables, and responses to the tasks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,14 +17,14 @@ _TASK = "a task has instance_id, query, language and evaluation, which is JSON i
 
 
 class Rule(Frozen):
-    """How the cells of a column are compared: their preprocessing and their metrics."""
+    """How to compare the cells of a column: preprocessing and metrics."""
 
     preprocess: tuple[Preprocess, ...] = ()
     metric: tuple[Metric, ...] = ()
     criterion: Criterion = None
 
     def prepared(self, cell: str) -> str:
-        """Return the text of a cell after all preprocessing."""
+        """Return the text of a cell after all preprocessing steps."""
         for name in self.preprocess:
             cell = PREPROCESS[name](cell)
         return cell
@@ -51,7 +51,9 @@ class Task(Frozen):
     """Rule of each column, key columns included, in the order of the gold table."""
     gold: Table = {}
     group: str = ""
-    """Name that tasks with common entities share; empty for none. Not in WideSearch's own tasks."""
+    """Name of the group of tasks with common entities; empty for no group. WideSearch's own tasks
+    have no groups.
+    """
 
     @property
     def rows(self) -> int:
@@ -67,14 +69,14 @@ class Task(Frozen):
 
 
 class Response(Frozen):
-    """A line of a file of responses. If N responses to each task are scored, they are the first N
-    lines with the task's id.
+    """A line of a file of responses. For N responses to each task, the first N lines with the
+    task's id are used.
     """
 
     instance_id: str
     """Id of the task."""
     response: str | None
-    """Text that contains a table; None if nothing was answered."""
+    """Text that contains a table; None if there was no answer."""
     tokens: dict[str, int] = {}
     """Number of prompt and completion tokens of each role; empty if unknown."""
 
@@ -95,7 +97,7 @@ def read_tasks(folder: Path) -> list[Task]:
 
 def _with_gold(task: Task, where: str, folder: Path) -> Task:
     """Return the task with its parsed evaluation and its gold table. `where`: place of the task,
-    for error messages. Raises `BadCorpus` if one of the two is invalid.
+    for error messages. Raises `BadCorpus` if evaluation or gold table are invalid.
     """
     try:
         evaluation = msgspec.json.decode(task.evaluation, type=_Evaluation)
@@ -134,9 +136,8 @@ _TYPES: dict[tuple[Metric, ...], ColumnType] = {
 
 
 def columns_of(task: Task) -> list[Column]:
-    """Return the columns of the task, as they are requested from a gateway. A column has the type
-    of its metric if it has a single metric that means a number, a date or a URL. All other columns
-    are text.
+    """Return the columns of the task, as they are requested from a gateway. A column whose only
+    metric is for numbers, dates or URLs has this type. All other columns are text.
     """
     return [
         Column(name, _TYPES.get(rule.metric, "text"), name in task.keys)
@@ -154,7 +155,7 @@ def read_responses(path: Path, tasks: Sequence[Task], runs: int) -> dict[str, li
     if missing := [task.instance_id for task in tasks if len(responses[task.instance_id]) < runs]:
         raise BadCorpus(
             f"{path}: tasks with fewer than {runs} responses: {len(missing):,}, for example "
-            f"{missing[0]}, which has {len(responses[missing[0]])}; add responses, with null where "
-            "nothing was answered, or lower --runs."
+            f"{missing[0]}, which has {len(responses[missing[0]])}; add responses, with null for "
+            "missing answers, or lower --runs."
         )
     return responses

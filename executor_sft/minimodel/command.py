@@ -2,9 +2,9 @@
 
 backbone    delegates and answers
 executor    searches once and reports
-student     the demo's untuned executor; trained from a finished executor, with --start
+student     the demo's executor before distillation; trained from a finished executor (--start)
 teacher     an executor that searches a second time if needed
-generalist  plays every role; of one of three sizes, for the study of capacity
+generalist  plays every role; has one of three sizes, for the study of model sizes
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SHAPES = {"backbone": BACKBONE, "executor": EXECUTOR, "student": EXECUTOR, "teacher": EXECUTOR}
-"""Size of each model; that of a generalist is an option."""
+"""Size of each model. The size of a generalist is an option."""
 STEPS = {"backbone": 3200, "executor": 4300, "student": 4100, "teacher": 6300, "generalist": 2500}
 """Training steps of each model, by default."""
 FIRST_WORLD = {
@@ -45,13 +45,15 @@ FIRST_WORLD = {
     "teacher": 3_000,
     "generalist": 5_000,
 }
-"""Number of each model's first training world, for the seed 1; further worlds follow it."""
+"""Number of each model's first training world with seed 1. Further worlds have the following
+numbers.
+"""
 _LONG_ROWS = (ROW_TOKENS, 1024)
-"""Lengths of training rows, in tokens, if single agents are taught. Their conversations are long,
-as they contain the passages of all searches.
+"""Lengths of training rows, in tokens, for models that learn to work as a single agent. Its
+conversations are long, because they contain the passages of all searches.
 """
 _TABLE_ROWS = (*_LONG_ROWS, 2048)
-"""Lengths of training rows, in tokens, if tables are taught."""
+"""Lengths of training rows, in tokens, for models that learn tables."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,31 +62,34 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[Literal["backbone", "executor", "student", "teacher", "generalist"], POSITIONAL]
     """model to train"""
     world: Kind = "mini"
-    """for a generalist: kind of the world that the training questions are about; mini, or
-    compositional (with nested questions)
+    """for a generalist: kind of world of the training questions; mini, or compositional (with
+    nested questions)
     """
     size: Literal["small", "medium", "large"] = "large"
     """for a generalist: size of the model"""
     out: Path
     """folder to write the finished model to"""
     work: Path
-    """folder for checkpoints and the log of losses; the same folder resumes the training"""
+    """folder for checkpoints and the log of losses; with the same folder, an interrupted training
+    resumes
+    """
     steps: Count | None = None
-    """number of training steps; a step has 4,096 tokens (default: as for the shipped models)"""
+    """number of training steps of 4,096 tokens (default: as many as for the shipped models)"""
     threads: Count = 2
     """number of CPU threads"""
     rate: Annotated[float, Meta(gt=0)] = 3e-3
     """peak learning rate"""
     first_weight: Annotated[float, Meta(ge=0)] = 0.5
-    """at the first step: loss weight of tokens that the model does not write itself, such as
-    passages
+    """loss weight, at the first step, of tokens that the model does not write itself, such as
+    passages; the weight changes linearly to --last-weight
     """
     last_weight: Annotated[float, Meta(ge=0)] = 0.1
-    """at the last step: loss weight of tokens that the model does not write itself"""
+    """loss weight, at the last step, of tokens that the model does not write itself"""
     tables: bool = False
-    """also teach tables: the backbone learns to plan a table, executors to report lists of names"""
+    """also train on tables: the backbone learns to plan a table, executors to report lists of names
+    """
     talks: bool = False
-    """also teach conversations: the backbone learns to rewrite follow-up questions so that they are
+    """also train on follow-up questions: the backbone learns to rewrite them so that they are
     understood without the conversation
     """
     start: Path | None = None
@@ -128,8 +133,8 @@ def run(options: Options) -> int:
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
-    """Train and return the tokenizer that the mini models share. It is trained on a sample of the
-    conversations of backbone and executor.
+    """Return the tokenizer that the mini models share, trained on sample conversations of backbone
+    and executor.
     """
     backbone = conversations("backbone", system, 0)
     executor = conversations(
@@ -147,8 +152,8 @@ def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
 def _conversations(options: Options, system: RolePrompts, first_world: int) -> Iterator[Dialogue]:
     """Return the endless conversations that the model of `options` learns from.
 
-    A generalist with start weights can already copy names, so its searches return three passages
-    from the beginning, instead of one passage at first.
+    The searches of most models first return one passage, later three. A generalist with start
+    weights can already copy names, so its searches return three passages from the beginning.
     """
     if options.role == "teacher":
         return conversations(

@@ -1,5 +1,5 @@
-"""A miniature Qwen3 and its tokenizer. The tokenizer is byte-level BPE, with one token for each tag
-of the protocol and for each digit.
+"""A miniature Qwen3 model and its tokenizer. The tokenizer is byte-level BPE, with one token for
+each digit, and one for each tag of the agents' protocol, such as `<search>`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Size of a mini model, in dimensions; each attention head has 32."""
+    """Size of a mini model: hidden size, layers, and hidden size of the feed-forward layers. Each
+    attention head has 32 dimensions.
+    """
 
     width: int
     layers: int
@@ -55,7 +57,9 @@ LADDER = {
     "medium": Shape(width=96, layers=4, feed_forward=192),
     "large": EXECUTOR,
 }
-"""Sizes of the study's generalists, with about 0.25, 0.5 and 1.8 million parameters."""
+"""Sizes of generalists in the study of model sizes, with about 0.25, 0.5 and 1.8 million
+parameters.
+"""
 HEAD_WIDTH = 32
 
 

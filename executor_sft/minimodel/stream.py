@@ -1,4 +1,4 @@
-"""An endless stream of training batches, packed with conversations about ever new worlds. Each
+"""An endless stream of training batches, packed with conversations about new generated worlds. Each
 conversation is used once.
 """
 
@@ -23,18 +23,20 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Role = Literal["backbone", "executor", "student", "generalist", "compositional"]
-"""Role that a model learns; `compositional` is a generalist that learns compositional worlds."""
+"""Role that a model learns. `compositional` is a generalist that is trained on compositional
+worlds.
+"""
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
 """Number of worlds after which searches return one more passage."""
 GENERALIST_WORLDS_PER_STAGE = 10
-"""Number of worlds per passage for generalists, whose training is shorter."""
+"""`WORLDS_PER_STAGE` for generalists, whose training is shorter."""
 ROW_TOKENS = 512
 BATCH_TOKENS = 4096
 _TALK_SHARE = 0.5
-"""Share of the backbone's conversations that are lessons in conversations; they are short."""
+"""Share of the backbone's training conversations that teach follow-up questions. They are short."""
 _WAITING = 64
-"""Number of conversations from which rows are packed."""
+"""Number of waiting conversations from which rows are packed."""
 Encoded = tuple[list[int], list[bool]]
 """Token ids of a conversation, and for each token whether the model writes it."""
 
@@ -95,11 +97,11 @@ def conversations(
     """Yield gold conversations about the training worlds with the numbers `first_world`,
     `first_world + 1`, and so on, endlessly.
 
-    `role`: role whose conversations to yield. `system`: system prompts. `two_searches`: executors
-    search a second time if needed. `passages`: passages per search. By default, executors and
-    generalists begin with one passage and advance to two, then three, because copying is learnt
-    faster in a short context. `tables`: add lessons in tables, which make up about a third of the
-    tokens. `talks`: add lessons in conversations to those of the backbone.
+    `role`: role whose conversations to yield. `system`: system prompts. `two_searches`: let
+    executors search a second time if needed. `passages`: passages per search; None to begin with
+    one passage and advance to two, then three, because a model learns copying faster in a short
+    context. `tables`: add conversations about tables, about a third of all tokens. `talks`: add
+    conversations that teach follow-up questions to those of the backbone.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     world_type: type[World | CompositionalWorld] = (
@@ -149,11 +151,10 @@ def batches(
     rows of one length. `row_tokens`: the possible lengths, ascending.
 
     The cost of attention grows with the square of a row's length, so most rows should be short.
-    Some conversations always wait, sorted by length. A new row begins with the conversation of
-    median length. The row gets the shortest length that has room for that conversation, and is
-    filled up with the longest waiting conversations that still fit. Long conversations accumulate
-    until one of them is the median, so every conversation is used, except those that are longer
-    than the longest row.
+    `_WAITING` conversations always wait, sorted by length. A new row begins with the waiting
+    conversation of median length. The row gets the shortest possible length, and is then filled
+    with the longest waiting conversations that still fit. Long conversations accumulate until one
+    of them is the median. So every conversation is used, unless it is longer than the longest row.
     """
     waiting: list[Encoded] = []
     rows: dict[int, list[list[Encoded]]] = {length: [] for length in row_tokens}
@@ -171,8 +172,8 @@ def batches(
 
 
 def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
-    """Return a row that begins with `first` and is filled with conversations from `waiting`, which
-    is sorted by length. They are removed from `waiting`.
+    """Return a row with `first` and with conversations from `waiting` that fit. These are removed
+    from `waiting`, which is sorted by length.
     """
     row = [first]
     room = row_tokens - len(first[0])

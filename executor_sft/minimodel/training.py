@@ -34,8 +34,8 @@ class Schedule:
     """Number of steps between checkpoints."""
 
     def rate(self, step: int) -> float:
-        """Return the learning rate of a step: it rises linearly in the warm-up, stays constant,
-        and decays linearly over the second half of the training.
+        """Return the learning rate of a step. The rate rises linearly in the warm-up, stays
+        constant, and decays linearly over the second half of the training.
         """
         decay = min(1.0, 2 * (1 - step / self.steps))
         return self.peak_rate * min(1.0, (step + 1) / self.warm_up) * max(decay, 0.01)
@@ -53,14 +53,14 @@ def train(
     with the batches of `source` that were not yet used.
 
     `compiled`: compile the loss, which takes a minute at the start and makes each step more than
-    twice as fast. The model computes in bf16 only on CPUs that support it: there it is twice as
-    fast as fp32, on other CPUs several times slower.
+    twice as fast. The model computes in bf16 if the CPU has bf16 instructions. There, bf16 is twice
+    as fast as fp32; on other CPUs, it is several times slower.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     step = _resume(model, optimizer, checkpoint)
-    # One graph per row length
+    # torch compiles one graph per row length
     losses: Any = torch.compile(_loss, dynamic=False) if compiled else _loss
     with progress_bar() as bar, (folder / "loss.jsonl").open("a") as log:
         task = bar.add_task("training", total=schedule.steps, completed=step)
@@ -135,7 +135,7 @@ def _weights(batch: Batch, context_weight: float) -> Tensor:
 
 
 def _groups(model: Qwen3ForCausalLM) -> list[dict[str, Any]]:
-    """Return the model's parameters in groups for the optimizer; weight decay is for matrices."""
+    """Return the model's parameters in groups for the optimizer. Only matrices get weight decay."""
     groups: dict[float, list[torch.nn.Parameter]] = {0.05: [], 0.0: []}
     for parameter in model.parameters():
         groups[0.05 if parameter.ndim > 1 else 0.0].append(parameter)

@@ -1,5 +1,5 @@
-"""The compositional world: a generated corpus for nested questions in an open-ended language
-(`grammar.py`). Each passage states one fact.
+"""The compositional world: a generated corpus for nested questions, which are built by the grammar
+in `grammar.py`. Each passage states one fact.
 """
 
 import itertools
@@ -22,14 +22,16 @@ from router.protocol import Passage, Report
 Kind = Literal["mini", "compositional"]
 """Kind of a generated world."""
 _ASIDES: tuple[Shape, ...] = ((), ((),), ((), ()))
-"""Shapes of asides. An aside is something that a question mentions but does not ask for."""
+"""Shapes of asides: a name, one relation, or two nested relations or subjects. An aside is
+something that a question mentions but does not ask for.
+"""
 _ASIDES_EACH = (0, 0, 1, 1)
-"""Numbers of asides of a question, drawn with equal probability."""
+"""Numbers of asides per question, drawn with equal probability."""
 
 
 class CompositionalWorld:
-    """Questions, and the passages that are searched: those that answer the questions, those about
-    their asides, and others that no question needs.
+    """Questions, and the passages to search: passages that answer the questions, passages about
+    asides, and others that no question needs.
 
     Training and test worlds share no names and no shapes of questions. Every test question has a
     wording that never occurs in training.
@@ -61,12 +63,13 @@ class CompositionalWorld:
         self._next = itertools.cycle(self.questions)
 
     def draw(self) -> MiniQuestion:
-        """Return the next question; after the last question, begin again with the first."""
+        """Return the next question. After the last question comes the first one again."""
         return next(self._next)
 
     def retrieved(self, gold: str, count: int) -> list[Passage]:
-        """Return `count` passages as the result of a search for the passage with the id `gold`:
-        first that passage, then others from the next six, most of which mention the same names.
+        """Return `count` passages as the result of a search that finds the passage `gold` (an id).
+        That passage is first; the others are among the six passages after it, most of which mention
+        the same names.
         """
         at = int(gold.rpartition("-")[2])
         steps = (0, *self._rng.sample(range(1, 7), count - 1))
@@ -97,8 +100,8 @@ class CompositionalWorld:
         )
 
     def _tree(self, shape: Shape, kind: str | None = None) -> Tree:
-        """Return a tree of this shape with new names. `kind`: kind of thing that the tree stands
-        for; None for any kind.
+        """Return a tree of this shape with new names. `kind`: kind of the thing that the tree
+        describes; None for any kind.
         """
         if not shape:
             return Tree(self._names.word())
@@ -109,8 +112,8 @@ class CompositionalWorld:
         return Tree("", relation, tuple(self._tree(part, relation.subject) for part in shape))
 
     def _find(self, tree: Tree, rounds: list[list[SubQuery]]) -> str:
-        """Write the passages for the facts of a tree, put their sub-queries into `rounds`, and
-        return the name that the tree stands for.
+        """Write the passages for the facts of a tree, add their sub-queries to `rounds`, and return
+        the name of the thing that the tree describes.
         """
         if tree.relation is None:
             return tree.name

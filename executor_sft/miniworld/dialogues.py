@@ -1,5 +1,5 @@
-"""Gold conversations of each role about one world, with the same prompts as in the gateway. The
-mini models are trained on them.
+"""Gold (entirely right) conversations of each role about one world, with the same prompts as in the
+gateway. The mini models are trained on them.
 """
 
 import itertools
@@ -22,12 +22,14 @@ TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "an
 STOP = "<stop/>Enough evidence<stop>"
 NOT_FOUND = "not found"
 _NOT_FOUND_SHARE = 0.05
-"""Share of the backbone's questions in which a round finds nothing."""
+"""Share of the backbone's questions for which a round of searches finds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialogueTurn:
-    """One message of a conversation. The model writes all kinds but `system` and `user`."""
+    """One message of a conversation. The model writes messages of all kinds but `system` and
+    `user`.
+    """
 
     kind: TurnKind
     text: str
@@ -61,8 +63,8 @@ class RolePrompts:
 
 
 def delegate_text(texts: list[str]) -> str:
-    """Return a delegator's turn that dispatches sub-queries: a single one as plain text, several as
-    a JSON list.
+    """Return a delegator's turn that dispatches sub-queries. A single sub-query is written as plain
+    text, several as a JSON list.
     """
     body = prompts.request(texts[0] if len(texts) == 1 else json.dumps(texts, ensure_ascii=False))
     return f"<search>{body}</search>"
@@ -78,8 +80,8 @@ def answer_text(question: MiniQuestion, pairs: list[tuple[SubQuery, Report]]) ->
     """Return an answerer's turn that answers the question.
 
     `pairs`: sub-queries with their reports. For a comparison, the turn first repeats the two years
-    with their names: a small model cannot compare the years, or find the name that belongs to a
-    year, without writing them down.
+    with their names, because a small model can compare years and find their names only if it writes
+    them down.
     """
     if any(report is NO_EVIDENCE for _, report in pairs):
         return f"<answer>{NOT_FOUND}</answer>"
@@ -99,7 +101,7 @@ class DialogueWriter:
     def __init__(
         self, world: World | CompositionalWorld, system: RolePrompts, library: Library | None = None
     ) -> None:
-        """Index the world's pages. `library`: the pages; None to write them from the world."""
+        """Index the world's pages. `library`: the pages; None to generate them from the world."""
         self._world = world
         self._system = system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
@@ -124,8 +126,8 @@ class DialogueWriter:
                     self._mentions.setdefault(word, []).append(passage)
 
     def backbone(self) -> Iterator[Dialogue]:
-        """Yield conversations of the delegator and of the answerer, in turn, endlessly; both are
-        about the same question.
+        """Yield conversations of delegator and answerer alternately, endlessly. Each pair is about
+        the same question.
         """
         while True:
             question = self._examiner.draw()
@@ -197,7 +199,7 @@ class DialogueWriter:
 
     def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
         """Return an executor's conversation: one or two searches, then the report. In some
-        conversations, the last passages come with the note that no further search is allowed.
+        conversations, the last passages are followed by the note that no further search is allowed.
 
         `entity`: what the sub-query is about, if known. `passages`: passages per search.
         """
@@ -249,10 +251,10 @@ class DialogueWriter:
         entity: Entity | None,
         passages: int,
     ) -> list[Passage]:
-        """Return the passages of a search: the passage with the id `gold`, and others.
+        """Return the result of a search: the passage with the id `gold`, and others.
 
-        In a compositional world, the others are similar passages. In a mini world, they are pages
-        that resemble those about `entity`; without an entity, random pages.
+        In a compositional world, the others are similar passages. In a mini world, they resemble
+        the pages about `entity`; without an entity, they are random pages.
         """
         if isinstance(self._library, CompositionalWorld):
             return self._library.retrieved(gold, passages)
@@ -271,8 +273,8 @@ class DialogueWriter:
         entity: Entity,
         others: int,
     ) -> list[Passage]:
-        """Return passages as a dense retriever could find them: the passage `gold`, which is mostly
-        the first, and others.
+        """Return passages as a dense retriever could find them: the passage `gold`, which is
+        usually the first, and others.
 
         The others are pages that mention a part of the entity's name, and pages about entities of
         the same `kind`. `others`: their number.
@@ -295,8 +297,8 @@ class DialogueWriter:
 
 
 def _until(question: MiniQuestion, missing: int | None) -> tuple[tuple[SubQuery, ...], ...]:
-    """Return the rounds of a question up to the round `missing`, which finds nothing; None for all
-    rounds.
+    """Return the rounds of a question up to the round `missing`, which finds nothing. Return all
+    rounds if `missing` is None.
     """
     return question.rounds if missing is None else question.rounds[: missing + 1]
 

@@ -1,10 +1,9 @@
 """`rolegate sft mini-world`: generate a mini world, and write it as files.
 
-corpus.jsonl     pages about the people, cities, books and other things of the world
-questions.jsonl  questions with gold plans, reports and answers
-vocabulary.txt   all words that questions may use
-registers.jsonl  registers, which are pages with lists of names, for tables
-rolegate.toml    config like the preset mini, but with this world's documents
+corpus.jsonl pages about the people, cities, books and other things of the world questions.jsonl
+questions with gold plans, reports and answers vocabulary.txt all words that questions may use
+registers.jsonl registers, which are pages with lists of names, for tables rolegate.toml config like
+the preset mini, but with this world's documents
 
 With --wide, the registers are part of the corpus, and questions.jsonl has requests for tables with
 their right rows, for `rolegate sft rollout`. tasks.jsonl and gold/ID.csv have the same tables in
@@ -47,19 +46,21 @@ class Options(Knobs, frozen=True, kw_only=True):
     seed: int = 7
     """seed of the world; the demo uses seed 7"""
     side: Side = "test"
-    """whether the world is for training or for tests; training and test worlds share no names"""
+    """train or test: use of the world; training and test worlds share no names"""
     questions: Annotated[int, Meta(ge=0)] = 200
     """number of questions; ignored with --wide"""
     wide: bool = False
     """write a world with requests for tables instead of questions"""
     tables: Count = 20
-    """with --wide: max number of tables of each size; there are three sizes"""
+    """with --wide: max number of tables of each of the three sizes (small, medium, large)"""
     edition: Count = 1
-    """with --wide: edition of the pages; all editions have the same facts, in other wordings, and
-    with other lists of names (registers) and other errors"""
+    """with --wide: number of the edition; editions have the same facts in other wordings, other
+    lists of names (registers) and other errors
+    """
     wording: Literal["widesearch", "plain"] = "widesearch"
-    """with --wide: widesearch ends each question with the columns and the form of the table, as the
-    tasks of WideSearch do; plain leaves them out"""
+    """with --wide: widesearch (each question ends with the columns and the form of the table, as in
+    WideSearch), or plain (without them)
+    """
     force: bool = False
     """write into a folder that is not empty, and overwrite files there"""
 
@@ -90,7 +91,7 @@ def run(options: Options) -> int:
         print(f"{out}: a world of seed {options.seed} with {len(questions)} questions")
     more = () if options.wide else (REGISTERS,)
     config = over(load_config(preset("mini")), out.resolve(), *more)
-    if options.wide:  # vectors hardly tell "register A" from "register B"
+    if options.wide:  # vectors hardly distinguish "register A" from "register B"
         retrieval = msgspec.structs.replace(config.retrieval, lexical=True)
         config = msgspec.structs.replace(config, retrieval=retrieval)
     write_config(config, out / "rolegate.toml")
@@ -164,7 +165,7 @@ def write_corpus(
 
 def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
     """Return the content of a world's vocabulary file (`router.protocol.vocabulary`): first the
-    words in which questions are asked, with the words `more`, then all names.
+    words of questions, with the words `more`, then all names.
     """
     known = set(WORDS)
     for relation in RELATIONS:

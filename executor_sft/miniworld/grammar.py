@@ -1,6 +1,6 @@
-"""An open-ended language of questions. Relations nest in each other, as in "the author of the book
-of both A and B". The nesting has a shape, and the question a wording, which may mention asides that
-are not asked for. Some shapes and some wordings are held out for tests.
+"""A grammar of questions with nested relations, such as "the author of the book of both A and B". A
+question has a shape (how relations are nested) and a wording. It may mention asides, which are not
+asked for. Some shapes and some wordings are held out for tests.
 """
 
 import random
@@ -24,7 +24,9 @@ class GrammarRelation:
 
 
 def _relations(table: str) -> tuple[GrammarRelation, ...]:
-    """Return the relations of a text with the fields of each relation, separated by `|`."""
+    """Parse relations from a text. They are separated by `|`; each has the fields of
+    `GrammarRelation`.
+    """
     return tuple(GrammarRelation(*line.split()) for line in table.split("|"))
 
 
@@ -86,8 +88,8 @@ class Tree:
 
 
 def held_out(parts: object, halvings: int = 1) -> bool:
-    """Return whether a shape or wording is held out for tests. `halvings`: with 1, half of them are
-    held out; with 2, a quarter.
+    """Return True if a shape or wording is held out for tests. `halvings`: 1 to hold out half of
+    all shapes or wordings, 2 for a quarter.
     """
     return all(side_of(f"{parts} {number}") == "test" for number in range(halvings))
 
@@ -114,7 +116,7 @@ def shapes(side: Side) -> list[Shape]:
 
 
 class Phrasing:
-    """Puts trees into words, chosen at random. For training, held-out wordings are not used."""
+    """Writes trees as questions in random wordings; training questions have no held-out ones."""
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
@@ -133,8 +135,8 @@ class Phrasing:
         return text[:1].upper() + text[1:]
 
     def _phrase(self, tree: Tree, placed: Mapping[str, Tree]) -> str:
-        """Return a noun phrase for a tree. `placed`: asides by place; that of the place `name` is
-        put after the first name.
+        """Return a noun phrase for a tree. `placed`: asides by place; only the aside at the place
+        `name` is used, after the first name.
         """
         if tree.relation is None:
             return self._with_aside(tree.name, "name", placed)
@@ -150,7 +152,7 @@ class Phrasing:
         return form.format(n=noun, x=first, y=phrases[-1])
 
     def _with_aside(self, text: str, place: str, placed: Mapping[str, Tree]) -> str:
-        """Return the text with the aside of this place, if there is one."""
+        """Return the text with the aside for this place; the text alone if there is none."""
         if place not in placed:
             return text
         opener, form = self._chosen((opener, _ASIDES[place]) for opener in _OPENERS)

@@ -1,12 +1,12 @@
-"""Training data of the models that learn several roles: endless mixtures of conversations.
+"""Training data for models that learn several roles: endless mixtures of conversations.
 
-The *student* is the demo's untuned executor. As an executor it learns to search once; as a single
-agent it learns to search as often as needed. So it knows second searches before it is distilled,
-and then only has to learn when to make them, as a pretrained model does. A student that had never
-seen a second search would memorize its training examples instead (docs/LOG.md).
+The *student* is the demo's executor before distillation. As an executor, it learns to search once;
+as a single agent, it learns to search as often as needed. So it can make second searches before it
+is distilled, like a pretrained model, and only has to learn when to make them. A student that has
+never seen a second search would memorize its training examples instead (docs/LOG.md).
 
-A *generalist*, a model of the study of capacity, learns every role, and to answer alone as a single
-agent. So it can play any role in a comparison.
+A *generalist*, used in the study of model sizes, learns every role, and also to answer alone as a
+single agent. So it can play any role in a comparison.
 """
 
 import random
@@ -22,28 +22,28 @@ from executor_sft.miniworld.dialogues import (
 from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
-"""Shares of the student's conversations: an executor's work on a sub-query, and a single agent's
-work on a sub-query. In all others, a single agent answers a whole question.
+"""Shares of the student's conversations in which an executor, or a single agent, works on a
+sub-query. In all others, a single agent answers a whole question.
 """
 _MIXTURES = {
     "generalist": {"backbone": 0.35, "executor": 0.45},
     "compositional": {"backbone": 0.70, "executor": 0.20},
 }
 """Shares of a generalist's conversations, in mini worlds and in compositional worlds. In all other
-conversations, a single agent answers a whole question; these are long, 39 % of the tokens.
+conversations, a single agent answers a whole question; these are long, and have 39 % of the tokens.
 """
 _PASSED_OVER = 0.6
 """Probability of skipping a single agent's conversation with one search, so that conversations with
 two searches become more frequent.
 """
 _UP_TO_FIRST_RESULT = 4
-"""Number of messages up to the first search's passages."""
+"""Number of messages up to the passages of the first search."""
 
 
 def single_search(dialogue: Dialogue) -> Dialogue:
     """Return an executor's conversation, cut off after its first search. If the answer needs a
-    second search, the report becomes "not found", with the sentence that tells where to search next
-    as evidence.
+    second search, the report becomes "not found"; its evidence is the sentence that says where to
+    search next.
     """
     if not _searches_again(dialogue):
         return dialogue
@@ -53,8 +53,8 @@ def single_search(dialogue: Dialogue) -> Dialogue:
 
 
 def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
-    """Return an executor's conversation changed to a single agent's: with the agent's prompt, and
-    with an answer without evidence at its end.
+    """Convert an executor's conversation to a single agent's, with the agent's system prompt and a
+    final answer without evidence.
     """
     answer = dialogue[-1].text.split("<evidence>")[0]
     return [DialogueTurn("system", system.agent), *dialogue[1:-1], DialogueTurn("answer", answer)]
@@ -102,5 +102,5 @@ def generalist_lessons(
 
 
 def _searches_again(dialogue: Dialogue) -> bool:
-    """Return whether a conversation has more than one search."""
+    """Return True if a conversation has more than one search."""
     return sum(turn.kind == "search" for turn in dialogue) > 1

@@ -1,5 +1,5 @@
-"""Pages of a world. Each page is a passage of a few sentences; for each fact, it is recorded which
-sentence of which page states it.
+"""Pages of a world. Each page is a passage of a few sentences. The library records which sentence
+of which page states each fact.
 """
 
 import random
@@ -50,8 +50,8 @@ class Library:
         chronicle. Keys are (mention of the subject, name of the relation).
         """
         self.points: dict[tuple[str, str], Statement] = {}
-        """The sentence on the subject's own page that does not state the value of a fact, but says
-        where to find it. Keys as in `states`.
+        """For facts that the subject's own page does not state: the sentence on that page that says
+        where to find the value. Keys as in `states`.
         """
         self.aliases: dict[str, Statement] = {}
         """The sentence that explains each alias, by the alias."""

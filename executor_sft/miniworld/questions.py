@@ -1,4 +1,4 @@
-"""Questions about a mini world, with their gold decompositions, reports and answers."""
+"""Questions about a mini world, with the right (gold) sub-queries, reports and answers."""
 
 import random
 from collections.abc import Sequence
@@ -23,10 +23,12 @@ _TRIPLES = tuple(
     (*pair, third) for pair, third in product(_PAIRS, RELATIONS) if third.subject == pair[1].value
 )
 _CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
-"""Chains of relations from which questions of two and three hops are made."""
+"""Chains of relations for questions of two and three hops, by the number of hops."""
 _TYPES: dict[int, QuestionType] = {1: "1-hop", 2: "2-hop", 3: "3-hop"}
 _ALIAS_SHARE = 0.75
-"""Probability that a question calls an entity by its alias, if that is possible."""
+"""Probability that a question uses an entity's alias, if the entity has one and the fact is stated
+plainly.
+"""
 _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
 
 
@@ -50,7 +52,7 @@ class SubQuery:
 
 @dataclass(frozen=True, slots=True)
 class MiniQuestion:
-    """A question with the gold run that answers it."""
+    """A question with its right answer and the sub-queries that lead to it."""
 
     id: str
     text: str
@@ -77,7 +79,9 @@ class MiniQuestion:
 
 
 class Examiner:
-    """Draws questions about one world, endlessly; for the same world, always the same questions."""
+    """Draws questions about one world, endlessly. Two examiners of the same world draw the same
+    questions.
+    """
 
     def __init__(self, world: World, library: Library) -> None:
         self._world = world
@@ -109,7 +113,7 @@ class Examiner:
     ) -> SubQuery:
         """Return the gold sub-query that asks for a relation of an entity.
 
-        `wording`: question with `{x}` in the entity's place. `by_alias`: call the entity by its
+        `wording`: question with `{x}` in place of the entity's name. `by_alias`: use the entity's
         alias, if it has one.
         """
         named = _named(entity, by_alias)
@@ -117,7 +121,7 @@ class Examiner:
         key = (entity.mention, relation.name)
         fact = self._world.facts[key]
         library = self._library
-        if named != entity.mention:  # facts that are asked for by an alias are plainly stated
+        if named != entity.mention:  # only facts that are plainly stated are asked by alias
             steps = [
                 (text, library.aliases[named]),
                 (wording.format(x=entity.mention), library.states[key]),
@@ -156,11 +160,12 @@ class Examiner:
         *,
         by_alias: bool | None = None,
     ) -> MiniQuestion | None:
-        """Return the question for the value to which `relations` lead from the entity `start`; None
-        if there is no such value, or if the answer is one of the entities on the way.
+        """Return the question for the value that is reached from the entity `start` by following
+        `relations`. Return None if there is no such value, or if the answer is one of the entities
+        on the way.
 
-        `wording`: question with `{x}` in the last subject's place; empty to draw one. `by_alias`:
-        call `start` by its alias, if it has one; None to draw.
+        `wording`: question with `{x}` in place of the last relation's subject; empty for a random
+        one. `by_alias`: use the alias of `start`, if it has one; None to choose at random.
         """
         hops = len(relations)
         entities = [start]

@@ -1,4 +1,4 @@
-"""Relations of the mini world, with the wordings that state them and ask for them."""
+"""Relations of the mini world, with sentences that state them and questions that ask for them."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,10 +1,10 @@
 """Conversations of two and three questions about one mini world. Their follow-up questions can be
 understood only with the questions before them.
 
-A follow-up asks the question before about something else ("What about Krurou?"), or something else
-about the same thing ("When was its author born?"), or something about the answer ("Where was she
-born?"). Some questions stand alone. Others cannot be resolved, because "he" is nobody of the
-conversation, or one of two people; these are asked back.
+A follow-up repeats the previous question for another thing ("What about Krurou?"), asks something
+else about the same thing ("When was its author born?"), or asks something about the answer ("Where
+was she born?"). Some questions can be understood alone. Others cannot be resolved, because "he" can
+be none, or either of two people of the conversation; the right reply is then a question back.
 """
 
 import random
@@ -21,10 +21,12 @@ from router.protocol import prompts
 from router.protocol.tags import element
 
 WORDS = "he she his her him it its what about and who whom do you mean by".split()
-"""Words of follow-up questions that other questions do not have."""
+"""Words that occur only in follow-up questions."""
 _ABOUT = ("What about {}?", "And {}?", "And what about {}?")
 _SIMPLE_SHARE = 0.3
-"""Share of the lessons that answer a question of one hop, which other lessons do not have."""
+"""Share of the training conversations about questions of one hop, which do not occur elsewhere in
+the backbone's training.
+"""
 _MAX_TRIES = 50
 
 
@@ -34,11 +36,12 @@ class Talk:
 
     history: tuple[Message, ...]
     asked: str
-    """The last question as it is asked."""
+    """The last question in the user's words."""
     question: MiniQuestion | None
-    """The last question asked in full; None if it cannot be resolved."""
+    """The last question, rewritten so that it is understood alone; None if it cannot be resolved.
+    """
     asked_back: str = ""
-    """The question back, if it cannot be resolved."""
+    """The question back, if the last question cannot be resolved; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ class _Topic:
 
 
 class Talks:
-    """Draws conversations about one world, endlessly; for the same world, always the same ones."""
+    """Draws conversations about one world, endlessly. Two objects for the same world draw the same
+    conversations.
+    """
 
     def __init__(self, world: World, library: Library | None = None) -> None:
         self._examiner = Examiner(world, library or Library(world))
@@ -92,7 +97,9 @@ class Talks:
         wording: str = "",
         hops: int = 0,
     ) -> _Topic:
-        """Return a topic with a question that has an answer. What is not given is drawn."""
+        """Return a topic whose question has an answer. Parameters that are not given are chosen at
+        random. Raises `LookupError` if no such question is found.
+        """
         for _ in range(_MAX_TRIES):
             entity = start or self._rng.choice(self._by_kind[self._rng.choice(list(self._by_kind))])
             steps = relations or self._chain(entity, hops or self._rng.choice((1, 2, 2, 3)))
@@ -105,7 +112,7 @@ class Talks:
         raise LookupError("no such question has an answer")
 
     def _chain(self, start: Entity, hops: int) -> tuple[Relation, ...]:
-        """Return relations that lead from an entity to a value; fewer if there are none."""
+        """Return at most `hops` relations that lead from an entity to a value."""
         steps = list[Relation]()
         entity: Entity | str = start
         while isinstance(entity, Entity) and len(steps) < hops:
@@ -119,7 +126,7 @@ class Talks:
         return tuple(steps)
 
     def _follow_up(self, before: _Topic) -> tuple[str, _Topic]:
-        """Return a follow-up question as it is asked, and its topic."""
+        """Return a follow-up question in the user's words, and its topic."""
         while True:
             kind = self._rng.choice(("other", "other", "same", "same", "swap", "answer", "new"))
             try:
@@ -151,7 +158,9 @@ class Talks:
                 return asked, topic
 
     def _swapped(self, before: _Topic) -> _Topic:
-        """Return the topic with another first relation, which leads to the same kind of thing."""
+        """Return a topic that differs in its first relation, which leads to the same kind of thing.
+        Raises `LookupError` if there is none.
+        """
         first, *rest = before.relations
         others = [
             relation
@@ -183,8 +192,8 @@ class Talks:
         return self._rng.choice((("he", "his", "him"), ("she", "her", "her")))
 
     def _unresolved(self, before: _Topic, history: list[Message]) -> Talk:
-        """Return a conversation whose last question has a pronoun for nothing in it, or for one of
-        two people.
+        """Return a conversation whose last question has a pronoun that refers to nothing in the
+        conversation, or to either of two people.
         """
         if before.start.kind == "person" and before.answer and before.answer.kind == "person":
             topic = self._topic(self._rng.choice(self._by_kind["person"]))
@@ -199,8 +208,8 @@ class Talks:
 
 
 def talk_lessons(writer: DialogueWriter, talks: Talks, system: RolePrompts) -> Iterator[Dialogue]:
-    """Yield conversations of the condenser, and of delegator and answerer about simple questions,
-    endlessly.
+    """Yield conversations of the condenser, which rewrites follow-up questions, and of delegator
+    and answerer about simple questions, endlessly.
     """
     rng = random.Random(0)
     while True:
@@ -230,7 +239,7 @@ def _exchange(asked: str, question: MiniQuestion) -> tuple[Message, Message]:
 
 
 def _class_of(entity: Entity | None) -> str:
-    """Return which pronouns stand for an entity; empty for a year."""
+    """Return the class of pronouns for an entity, `person` or `thing`; empty for None."""
     if entity is None:
         return ""
     return "person" if entity.kind == "person" else "thing"

@@ -26,15 +26,15 @@ from router.trace.table import Column, Condition, Schema
 
 Size = Literal["small", "medium", "large"]
 Reach = Literal["register", "own_page", "two_searches", "unstated"]
-"""Where the value of a cell can be found. A key, which is the name of a row's entity, is found in a
-register or else on the entity's own page.
+"""Where the value of a cell can be found. A key cell, which has the name of the row's entity, is in
+a register, or else on the entity's own page.
 """
 ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "large": range(41, 76)}
-"""Number of rows in tables of each size; on average about 8, 25 and 55."""
+"""Range of the number of rows in tables of each size; the averages are about 8, 25 and 55."""
 MAX_NAMES = 6
 """Max names in a register, and in a report."""
 _YEARS = range(900, 2000, 10)
-"""Round years by which a set is divided into earlier and later members."""
+"""Years that can limit a set to its earlier members."""
 _OWNERS = 20
 """Max sets of each kind."""
 _EVERY = 10**6
@@ -49,13 +49,17 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     hubs: Annotated[int, Meta(ge=1, le=20)] | None = 5
-    """for tables: number of owners, such as countries of cities, to which most things belong"""
+    """for tables: number of owners to which most things belong, such as countries that have cities;
+    fewer owners make larger tables
+    """
     listed: _Part = 0.9
-    """for tables: share of a set's members that are in a register (a list of names)"""
+    """for tables: share of a table's rows that are in a register (a page with a list of names)"""
     stale: _Part = 0.1
-    """for tables: share of registers that contain a name of an entity outside the set"""
+    """for tables: share of registers that list a name that does not belong in the table"""
     twice: _Part = 0.15
-    """for tables: share of names that are in two registers, and of cells that two pages state"""
+    """for tables: share of names that are in two registers, and of cells whose value two pages
+    state
+    """
     conflict: _Part = 0.05
     """for tables: share of cells for which an outdated page states a different value"""
     unstated: _Part = 0.04
@@ -63,16 +67,17 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetWords(NamedTuple):
-    """Words in which sets of one kind of entity are asked for."""
+    """Words for questions about sets of one kind of entity."""
 
     link: str
-    """Name of the relation to the owner, which is what the members have in common."""
+    """Name of the relation to the owner, such as `country`; members of a set have the same owner.
+    """
     noun: str
     """Noun phrase for the set; `{x}` is the owner."""
     verb: str
     """Verb of the event in the members' year, such as `founded`."""
     years: tuple[int, ...]
-    """Years that the delegator names in turn, to find members by their own pages."""
+    """Years that the delegator names, one in each turn, to find members by their own pages."""
 
 
 FORMS: dict[Kind, SetWords] = {
@@ -96,7 +101,7 @@ _ASKED = (
 
 
 class Stated(NamedTuple):
-    """Names that a passage says are members of a set, and the sentence that says so."""
+    """Members of a set that a passage names, and the sentence that says that they are members."""
 
     names: tuple[str, ...]
     sentence: str
@@ -115,19 +120,20 @@ class EntitySet:
     owner: str
     """The name of the thing that the members have in common, such as their country."""
     before: int | None = None
-    """The year before which all members' years are; None for any year."""
+    """All members' years are before this year; None for any year."""
     stated: dict[str, Stated] = field(default_factory=dict)
-    """Which members each passage names, by its id. The passages are registers, and members' own
+    """Members that each passage names, by passage id. The passages are registers, and members' own
     pages.
     """
     registers: list[str] = field(default_factory=list)
-    """Passage ids of the registers A, B, and so on. They have letters, as search distinguishes
-    letters better than numbers.
+    """Passage ids of the registers A, B, and so on. Registers have letters, because search
+    distinguishes letters better than numbers.
     """
 
     def discoveries(self, turn: int, registers: int) -> list[str]:
-        """Return the questions by which the delegator looks for members in its turn `turn`, from 0.
-        Each of `registers` questions asks for one register, a last one for members' own pages.
+        """Return the questions with which the delegator looks for members in its turn `turn`, from
+        0. There is one question for each of `registers` registers, and a last one for members' own
+        pages.
         """
         form = FORMS[self.kind]
         places = range(turn * registers, (turn + 1) * registers)
@@ -136,8 +142,8 @@ class EntitySet:
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
 
     def register_in(self, question: str) -> list[str] | None:
-        """Return the id of the register that a question asks for, as a list; it is empty if there
-        is no such register. Return None if the question asks for no register.
+        """Return the id of the register that a question asks for, as a list, which is empty if
+        there is no such register. Return None if the question asks for no register.
         """
         letter = question.rstrip("?").rpartition(" in register ")[2]
         if len(letter) != 1:
@@ -166,8 +172,8 @@ class EntitySet:
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """A request for a table: the rows are the members of one or two sets, the columns some of their
-    facts.
+    """A request for a table. The rows are the members of one or two sets, the columns are some of
+    their facts.
     """
 
     id: str
@@ -195,7 +201,9 @@ class TableTask:
 
     @property
     def conditions(self) -> list[Condition]:
-        """The conditions that members of the sets meet, and no others. Two sets have no years."""
+        """Conditions that the members of the sets meet, and no other entities. Only a single set
+        can have a condition on years.
+        """
         kind = self.sets[0].kind
         columns = _COLUMNS[kind]
         (link,) = (relation for relation in columns if relation.name == FORMS[kind].link)
@@ -222,8 +230,8 @@ class TableTask:
         return widesearch_query(self.question, self.schema.columns)
 
     def discoveries(self, turn: int) -> list[tuple[EntitySet, str]]:
-        """Return the gold questions by which the delegator looks for rows in its turn `turn`, from
-        0. Each comes with the set that it asks about.
+        """Return the right questions with which the delegator looks for rows in its turn `turn`,
+        from 0. Each comes with the set that it asks about.
         """
         pairs: list[tuple[EntitySet, str]] = []
         for group in self.sets:
@@ -296,15 +304,15 @@ class WideWorld:
         return fact.value if fact else ""
 
     def listed(self, task: TableTask) -> set[str]:
-        """Return all names that the registers of a task's sets list, wrong ones included."""
+        """Return all names in the registers of a task's sets, including wrong ones."""
         names: set[str] = set()
         for group in task.sets:
             names.update(*(group.stated[register].names for register in group.registers))
         return names
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """Return where each cell can be found: a list for each gold row, with a value for each
-        column, the key first.
+        """Return where each cell can be found: a list for each row, with a value for each column,
+        the key first.
         """
         listed = self.listed(task)
         table: list[list[Reach]] = []
@@ -373,8 +381,8 @@ class WideWorld:
         return tasks
 
     def _sets_of(self, kind: Kind) -> Iterator[EntitySet]:
-        """Yield the sets of entities of this kind with the same owner that are large enough for a
-        table.
+        """Yield the sets of this kind that are large enough for a table; members of a set have the
+        same owner.
         """
         form = FORMS[kind]
         groups: dict[str, list[Entity]] = {}
@@ -390,8 +398,8 @@ class WideWorld:
         return itertools.islice(sets, _OWNERS)
 
     def _early(self, entities: EntitySet, rng: random.Random) -> EntitySet | None:
-        """Return a subset that is a small table: the members before a round year. Return None if no
-        year gives a subset of the right size.
+        """Return the members before one of `_YEARS`, as a subset for a small table. Return None if
+        no year gives a subset of the right size.
         """
         (year,) = (column for column in _COLUMNS[entities.kind] if column.value == "year")
         dated = [(int(value), row) for row in entities.members if (value := self.gold(row, year))]
@@ -452,8 +460,8 @@ class WideWorld:
             group.stated[identity] = Stated(tuple(register), sentence)
 
     def _write_second_pages(self, rng: random.Random) -> None:
-        """Write second pages for some cells: old accounts, which state a wrong value, and notes,
-        which state the right value again.
+        """Write second pages for some cells: outdated pages ("Old account of …") with a wrong
+        value, and notes that repeat the right value.
         """
         members = itertools.chain.from_iterable(group.members for group in self.sets)
         facts = []

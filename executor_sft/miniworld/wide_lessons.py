@@ -1,5 +1,5 @@
-"""Training data for tables. The backbone learns the delegator's turns: to plan a table, to look for
-more rows, and to stop. Executors learn to report the rows that pages list.
+"""Training data for tables. As delegator, the backbone learns to plan a table, to look for more
+rows, and to stop. Executors learn to report the rows that pages list.
 """
 
 import itertools
@@ -26,13 +26,13 @@ from router.table.table_delegation import MAX_HOLES, MAX_KEYS, opening
 from router.trace.table import Condition
 
 _LISTS = 0.7
-"""Share of an executor's conversations that list rows of a table."""
+"""Share of an executor's conversations that look for rows of a table."""
 _UNSTATED = 0.1
 """Share of an executor's conversations that look for a cell that no page states. All others look
 for a cell that is stated.
 """
 _FAILING = 0.1
-"""Share of searches for rows that find nothing although there are rows."""
+"""Share of searches for rows that fail although there are rows."""
 
 
 def table_request(task: TableTask) -> str:
@@ -41,7 +41,7 @@ def table_request(task: TableTask) -> str:
 
 
 def turn_text(task: TableTask, turn: int) -> str:
-    """Return what the delegator writes in its turn `turn`, from 0: questions for rows. Turn 0,
+    """Return the text of the delegator's turn `turn`, from 0, which has questions for rows. Turn 0,
     which plans the table, also has a question for each column, and the conditions for rows.
     """
     asked = prompts.request(json.dumps([question for _, question in task.discoveries(turn)]))
@@ -57,8 +57,8 @@ def turn_text(task: TableTask, turn: int) -> str:
 
 
 def _where(condition: Condition, shown: Collection[str]) -> str:
-    """Return the tag with which the delegator writes a condition. Columns that the table does not
-    have need a question. `shown`: names of the columns that it has.
+    """Return the delegator's tag for a condition. If the condition's column is not in the table,
+    the tag also has a question for it. `shown`: names of the table's columns.
     """
     column = condition.column
     ask = "" if column.name in shown else f' ask="{column.ask}"'
@@ -71,7 +71,7 @@ class TableLessons:
     """Writes gold conversations about the tables of one training world."""
 
     def __init__(self, seed: int, system: RolePrompts) -> None:
-        """Generate the world of this seed, with a difficulty that is drawn by the seed, too.
+        """Generate a world. `seed`: determines the world and the difficulty of its tables.
         `system`: system prompts.
         """
         self._system = system
@@ -89,8 +89,8 @@ class TableLessons:
     def among(
         self, lessons: Iterator[Dialogue], tables: Iterator[Dialogue], share: float
     ) -> Iterator[Dialogue]:
-        """Yield conversations from `lessons`, mixed with a share of conversations from `tables`,
-        endlessly.
+        """Yield conversations from `lessons` and `tables` in random order, endlessly. `share`:
+        share of conversations from `tables`.
         """
         while True:
             yield next(tables if self._rng.random() < share else lessons)
@@ -126,8 +126,7 @@ class TableLessons:
             yield [*turns, DialogueTurn("stop", STOP)]
 
     def _status(self, task: TableTask, seen: Counter[str], most_keys: int) -> str:
-        """Return the status of a table as the delegator sees it. Some of the cells are missing, at
-        random.
+        """Return the status of a table as the delegator sees it. Random cells are missing.
 
         `seen`: how often each row was reported. `most_keys`: max names of rows to show.
         """
@@ -148,8 +147,8 @@ class TableLessons:
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
         """Yield an executor's conversations about tables, endlessly. Some look for rows, and report
-        the names that registers or members' own pages state. Others look for a cell, which in some
-        cases no page states. For the parameters, see `DialogueWriter.executor`.
+        the names in registers and on members' own pages. Others look for a cell, whose value in
+        some cases no page states. For the parameters, see `DialogueWriter.executor`.
         """
         fills = self._writer.executor(two_searches, passages)
         while True:
@@ -165,7 +164,7 @@ class TableLessons:
                 yield next(fills)
 
     def _listing(self, group: EntitySet, question: str, passages: int) -> Dialogue:
-        """Return a conversation that looks for members of a set; it reports a name per line."""
+        """Return a conversation that looks for members of a set, and reports one name per line."""
         pages = self._retrieved(group, question, passages)
         statements = group.named_in(question, [page.id for page in pages])
         report = _nothing_in(pages[0])
@@ -176,7 +175,9 @@ class TableLessons:
         return self._searched(question, pages, report)
 
     def _missing(self, row: Entity, relation: Relation, passages: int) -> Dialogue:
-        """Return a conversation about a cell that no page states; it reports "not found"."""
+        """Return a conversation about a cell whose value no page states, and which reports "not
+        found".
+        """
         page = self._wide.library.by_id[self._wide.library.of_entity[row.mention][0]]
         question = self._rng.choice(relation.ask).format(x=row.mention)
         pages = self._writer.retrieved(page, row.kind, row, passages - 1)
@@ -193,9 +194,9 @@ class TableLessons:
         ]
 
     def _retrieved(self, group: EntitySet, question: str, passages: int) -> list[Passage]:
-        """Return the passages that a search for members of a set finds. In most cases, these
-        include the register that the question asks for. The others are registers and members' own
-        pages, of this set and of other sets of the same kind.
+        """Return the passages that a search for members of a set finds. Usually, one of them is the
+        register that the question asks for. The others are registers and members' own pages, of
+        this set and of other sets of the same kind.
         """
         library = self._wide.library
         others: list[str] = []

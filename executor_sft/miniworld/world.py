@@ -1,5 +1,5 @@
 """The mini world: fictional entities with facts, generated from a seed. Some facts can be found
-only with a second search.
+only by a second search.
 """
 
 import hashlib
@@ -27,14 +27,14 @@ _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "rk", "s", "sk", "st", "th", "v"
 
 
 def side_of(word: str) -> Side:
-    """Return whether names with this word are for training or for tests. This is the same in every
-    world.
+    """Return whether names with this word are for training or for tests. The result depends only on
+    the word, so it is the same in every world.
     """
     return "test" if hashlib.sha256(word.lower().encode()).digest()[0] % 2 else "train"
 
 
 class Names:
-    """Draws words for names, each at most once: only training words or only test words."""
+    """Draws words for names, each word at most once, and only words of one side."""
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
@@ -58,8 +58,8 @@ class Names:
 
 
 Detour = Literal["redirect", "shared"]
-"""How the subject's own page leads to the value of a fact without stating it. `redirect`: it names
-a chronicle that states the value. `shared`: it names another subject with the same value.
+"""How the subject's own page leads to a value that it does not state. `redirect`: the page names a
+chronicle that states the value. `shared`: the page names another subject with the same value.
 """
 FIRST_YEAR = 1640
 """First year in which people of the first generation are born."""
@@ -89,19 +89,19 @@ class Entity:
     whose alias it is.
     """
     occupation: str | None = None
-    """Occupation, for people who share their name with someone else; None for all others."""
+    """Occupation of a person who has the same name as another person; else None."""
     values: dict[str, "str | Entity"] = field(default_factory=dict)
     """Values by relation name: a year as text, or another entity."""
 
     @property
     def mention(self) -> str:
-        """Unambiguous name, by which questions and pages refer to the entity."""
+        """Unambiguous name of the entity in questions and pages."""
         return f"the {self.occupation} {self.name}" if self.occupation else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A value of an entity, and how it can be found."""
+    """A value of an entity, and how to find it."""
 
     subject: Entity
     relation: Relation
@@ -122,9 +122,9 @@ class World:
     def __init__(self, seed: int, side: Side, hubs: int | None = None) -> None:
         """Generate the world.
 
-        `hubs`: number of owners among which things are distributed: of countries that have cities
-        (apart from their capitals), of publishers of books, of directors of films, and of cities
-        with companies. A low number makes large sets for tables. None for no limit.
+        `hubs`: max number of owners of each kind: countries with cities other than their capital,
+        publishers, directors, and cities with companies. A low number makes large sets for tables.
+        None for no limit.
         """
         self.seed = seed
         self.side = side
@@ -227,8 +227,8 @@ class World:
         return person
 
     def _make_namesakes(self, people: list[Entity]) -> None:
-        """Make some pairs of people of the last generation namesakes: give both the same name, and
-        different occupations.
+        """Give some pairs of people of the last generation the same name, and different
+        occupations.
         """
         count = int(len(people) * _NAMESAKE_SHARE) // 2
         young = [person for person in people[-2 * _COUPLES :] if "spouse" not in person.values]
@@ -258,8 +258,8 @@ class World:
     def _fact(
         self, entity: Entity, relation: Relation, stated: dict[tuple[str, str], list[Entity]]
     ) -> Fact:
-        """Return the fact that an entity has for a relation. At random, its value is stated on the
-        entity's own page or can be found by a detour.
+        """Return an entity's fact for a relation. At random, its value is stated on the entity's
+        own page, or can be found only by a detour.
 
         `stated`: entities whose own pages state a value, by (relation, value).
         """
@@ -286,13 +286,13 @@ class World:
         return Fact(entity, relation, text)
 
     def _owner(self, among: list[Entity]) -> Entity:
-        """Choose an owner from `among`; only from the first entities if the world has hubs."""
+        """Choose an owner from `among`; if the world has a limit `hubs`, from the first `hubs`
+        entities.
+        """
         return self._rng.choice(among[: self._hubs])
 
     def _person(self, among: int | None = None) -> Entity:
-        """Choose a person without namesakes. `among`: choose from this number of people, the first
-        ones; None for all.
-        """
+        """Choose a person without namesakes, from the first `among` people; None for all people."""
         while (person := self._rng.choice(self.people[:among])).occupation:
             pass
         return person

@@ -1,4 +1,4 @@
-"""The picture of a reinforcement: its figures over its steps."""
+"""Picture with the curves of a training by reinforcement learning: its figures over its steps."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -28,7 +28,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return a line's figures, with those of its parts under names such as `executor entropy`."""
+    """Return the figures of a line, with nested figures under names such as `executor entropy`."""
     flat: dict[str, float] = {}
     for key, value in row.items():
         parts = value if isinstance(value, dict) else {"": value}

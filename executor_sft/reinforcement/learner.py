@@ -25,8 +25,9 @@ class Learner:
     """A base model with an adapter that is trained, and the state of its optimizer."""
 
     def __init__(self, base: Path, start: Path | None, recipe: ReinforceRecipe) -> None:
-        """Load the base model, and the adapter in the folder `start` or else a new one, which
-        changes nothing yet. Raises `BadConfig` if they cannot be loaded.
+        """Load the base model, and the adapter in the folder `start`. Without `start`, create an
+        adapter that does not change the model's outputs yet. Raises `BadConfig` if they cannot be
+        loaded.
         """
         self._base = base
         self._recipe = recipe
@@ -45,7 +46,9 @@ class Learner:
                 )
                 model = peft.get_peft_model(weights, config)
         except (ValueError, RuntimeError, OSError) as error:
-            raise BadConfig(f"{base}: the adapter does not fit this model ({error}).") from None
+            raise BadConfig(
+                f"{base}: the adapter does not fit this model ({error}); name its base model."
+            ) from None
         self._has_start = start is not None
         self._model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         self._weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -54,8 +57,8 @@ class Learner:
     def update(self, rows: Sequence[TokenSequence]) -> dict[str, float]:
         """Make one update with all rows, and return its figures. Without rows, nothing changes.
 
-        Raises `BadConfig` if a number is not finite, or if the log-probabilities differ too much
-        from those of the engine; then the adapter stays as it is.
+        Raises `BadConfig` if the gradient is not finite, or if the log-probabilities differ too
+        much from those of the engine. The adapter then stays unchanged.
         """
         self._optimizer.zero_grad()
         sums = Sums()
@@ -92,7 +95,7 @@ class Learner:
         }
 
     def _loss(self, rows: Sequence[TokenSequence]) -> tuple[Tensor, Sums, float]:
-        """Return the loss of a micro-batch, its sums, and the sum of its tokens' entropies."""
+        """Return the loss of a micro-batch, its `Sums`, and the sum of its tokens' entropies."""
         device = self._weights[0].device
         ids = _padded([row.input_ids for row in rows], torch.long, device)
         lengths = torch.tensor([[len(row.input_ids)] for row in rows], device=device)
@@ -122,7 +125,7 @@ class Learner:
 
     @contextmanager
     def _at_start(self) -> Iterator[None]:
-        """While the context is open, compute with the model at the start."""
+        """Make the model compute as at the start of the training while the context is open."""
         if not self._has_start:
             with self._model.disable_adapter():
                 yield
@@ -136,7 +139,7 @@ class Learner:
     def save(self, folder: Path) -> None:
         """Write the adapter to `folder`, replacing what is there."""
         config = self._model.peft_config["default"]
-        # The base model's name instead of its path on this machine, and a set in a fixed order
+        # Store the base model's name instead of its local path, and a set in a fixed order
         config.base_model_name_or_path = self._base.resolve().name
         config.target_modules = sorted(config.target_modules)
         with replacing_folder(folder) as unfinished:
@@ -147,13 +150,13 @@ class Learner:
 
     @property
     def state(self) -> bytes:
-        """The adapter's weights and the state of the optimizer, from which `restore` continues."""
+        """Serialized weights of the adapter and state of the optimizer, for `restore`."""
         buffer = BytesIO()
         torch.save((self._weights, self._optimizer.state_dict()), buffer)
         return buffer.getvalue()
 
     def restore(self, state: bytes) -> None:
-        """Continue from a `state`."""
+        """Load weights and optimizer from a value of `state`."""
         weights, optimizer = torch.load(BytesIO(state))
         with torch.no_grad():
             for weight, saved in zip(self._weights, weights, strict=True):

@@ -1,7 +1,7 @@
 """The loss of multi-agent GRPO in torch: a clipped policy-gradient term for each token, times the
 token's weight, summed (WideSeek-R1, Eq. 1 and 2).
 
-It needs only the log-probabilities of the tokens, so any model can be trained with it.
+The loss needs only the log-probabilities of the tokens, so it works for any model.
 """
 
 from typing import NamedTuple
@@ -13,20 +13,20 @@ from executor_sft.reinforcement.recipe import ObjectiveRecipe
 
 
 class Sums(NamedTuple):
-    """Sums over the tokens of micro-batches, for figures."""
+    """Sums over the tokens of micro-batches, from which a step's figures are computed."""
 
     tokens: float = 0
     clipped: float = 0
-    """Tokens whose term has no gradient, because its ratio was clipped."""
+    """Number of tokens whose term has no gradient, because the ratio was clipped."""
     skipped: float = 0
-    """Tokens of micro-batches that contributed nothing."""
+    """Number of tokens in skipped micro-batches."""
     gap: float = 0.0
-    """Absolute differences of new and old log-probabilities."""
+    """Sum of the absolute differences between new and old log-probabilities."""
     kl: float = 0.0
-    """Divergences from the model at the start (k3)."""
+    """Sum of the KL divergences from the model at the start (k3 estimator)."""
 
     def plus(self, other: "Sums") -> "Sums":
-        """Return the sums over both."""
+        """Return the sums of `self` and `other`."""
         return Sums(*(own + others for own, others in zip(self, other, strict=True)))
 
 
@@ -44,9 +44,9 @@ def micro_loss(
 
     All tensors have the same shape, such as (tokens) or (rows, tokens). `new`, `old`:
     log-probabilities of the tokens now and when they were sampled; only `new` has a gradient.
-    `weights`: see `token_weights`; 0 for padding. `shares`: see `token_shares`; `start`:
-    log-probabilities in the model at the start. Both are needed if `recipe.kl` is not 0, and
-    then the tokens are those with a share, otherwise those with a weight.
+    `weights`: see `token_weights`; 0 for padding. `shares`: see `token_shares`. `start`:
+    log-probabilities in the model at the start. If `recipe.kl` is not 0, `shares` and `start` are
+    needed. The sums count tokens whose share, or without `shares` whose weight, is not 0.
     """
     limit = recipe.max_log_ratio
     difference = new - old

@@ -1,5 +1,5 @@
-"""Recipes of a reinforcement: everything that determines its result, in addition to models,
-questions and config. `executor_sft/recipes/marl-mini.toml` has all keys.
+"""Recipe of `rolegate sft reinforce`. With models, questions and config, the recipe determines the
+result. `executor_sft/recipes/marl-mini.toml` has all keys.
 """
 
 from typing import Annotated, Literal
@@ -20,29 +20,31 @@ ROLES: dict[Trained, RoleName] = {"delegator": "delegation", "executor": "execut
 
 
 class ObjectiveRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Limits of the objective. The defaults are those of WideSeek-R1."""
+    """Limits of the objective. A ratio is the token's probability now, divided by its probability
+    at sampling. The defaults are those of WideSeek-R1.
+    """
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    """A ratio of probabilities counts no lower than 1 minus this."""
+    """Lower ratios are clipped to 1 minus this value."""
     clip_high: _Positive = 0.28
-    """A ratio counts no higher than 1 plus this."""
+    """Higher ratios are clipped to 1 plus this value."""
     dual_clip: Annotated[float, Meta(gt=1)] = 10.0
-    """For a negative advantage, a ratio counts no higher than this."""
+    """Higher ratios are clipped to this value if the advantage is negative."""
     max_log_ratio: _Positive = 20.0
-    """Max absolute logarithm of a ratio."""
+    """Max absolute value of a ratio's logarithm."""
     max_mean_ratio: _Positive = 5.0
-    """A micro-batch with a higher mean ratio contributes nothing."""
+    """A micro-batch with a higher mean ratio is skipped."""
     kl: Annotated[float, Meta(ge=0)] = 0.0
-    """Coefficient of the divergence from the model at the start; 0 computes none."""
+    """Coefficient of the KL divergence from the model at the start; 0 leaves the divergence out."""
 
 
 class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Settings of a reinforcement."""
+    """Settings of a training by reinforcement learning."""
 
     questions: Count = 8
-    """Questions of a step."""
+    """Questions per step."""
     group: Annotated[int, Meta(ge=2)] = 8
-    """Runs of a question."""
+    """Runs per question, which form a group."""
     temperature: float = 1.0
     """Sampling temperature of all roles."""
     rank: Count = 32
@@ -55,7 +57,7 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     gradient_clip: _Positive = 1.0
     """Max norm of a step's gradient."""
     micro_tokens: Count = 8192
-    """Max tokens of a forward pass, with padding; a longer sequence has its own pass."""
+    """Max tokens of a forward pass, with padding. A longer sequence gets a separate pass."""
     max_gap: _Positive = 0.02
     """Max mean difference of a token's log-probability, in nats, between engine and trainer."""
     seed: int = 1

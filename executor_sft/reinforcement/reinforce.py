@@ -1,14 +1,14 @@
 """`rolegate sft reinforce`: train delegator and executors together by reinforcement learning.
 
-Each step answers a few questions, or fills tables, several times with sampled models on the
-config's engines. All agents of a run share its advantage in the group of the question
-(WideSeek-R1, section 3.3). One update of the adapter follows. The new adapter is written to
-OUT/steps and loaded under a new name.
+Each step answers a few questions, or fills tables, several times on the config's engines, with
+sampling. The runs of a question are a group; a run's advantage is its reward compared with its
+group, and holds for all agents of the run (WideSeek-R1, section 3.3). One update of the adapter
+follows. The new adapter is written to OUT/steps and loaded under a new name.
 
 steps.jsonl and curves.png show the progress. After a kill, the same command resumes with the step
-under way, and no finished model call is made again. `--steps` with a higher number continues a
-finished training; with the number of the last step, it ends one that was stopped.
-`rolegate sft publish OUT` makes a version of the executor's last adapter.
+under way, and no finished model call is made again. To continue a finished training, pass a higher
+`--steps`; to end a stopped training, pass the number of its last step. `rolegate sft publish OUT`
+publishes the executor's last adapter as a version.
 """
 
 import asyncio
@@ -56,7 +56,8 @@ STEPS = "steps.jsonl"
 CURVES = "curves.png"
 STATE = "state.msgpack"
 _MAX_TIED = 10
-"""Steps without a difference in any group after which the training stops."""
+"""The training stops after this number of steps in which all runs of each group had equal rewards.
+"""
 _MAX_FAILED = 0.1
 """Max share of failed runs in a step."""
 _MIN_TEMPERATURE = 0.7
@@ -67,31 +68,33 @@ class Options(StepOptions):
 
     config: Path
     questions: Path
-    """file of questions with right answers, or of tables with right rows, JSON lines"""
+    """file of questions with right answers, or of tables with right rows (JSON lines)"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out questions that equal or resemble a held-out question
+    """files of held-out questions (JSON lines); leave out questions that are the same as, or nearly
+    the same as, a held-out question
     """
     recipe: str = "marl-mini"
-    """settings of the training: marl-mini, or a TOML file with a recipe's keys"""
+    """recipe with the settings of the training: marl-mini, or a TOML file"""
     roles: tuple[Trained, ...] = get_args(Trained)
     """roles to train: delegator, executor or both"""
     executor: str = BASE
-    """executor at the start of the training: base (the config's model), or the folder of an adapter
+    """where the executor's training starts: base (the config's model, with a new adapter), or the
+    folder of an adapter
     """
     delegator: str = BASE
-    """delegator at the start of the training: base (the config's model), or the folder of an
-    adapter
+    """where the delegator's training starts: base (the config's model, with a new adapter), or the
+    folder of an adapter
     """
     model: Path | None = None
-    """folder with the base model; needed for roles whose config has no `engine`"""
+    """folder of the base model; needed for roles with base_url instead of engine in the config"""
     steps: Count = 20
-    """total number of updates"""
+    """total number of steps, with one update each"""
     concurrency: Count = 8
-    """number of runs at the same time"""
+    """number of runs to make at the same time"""
 
 
 class Policy(NamedTuple):
-    """An adapter that is trained, for one role or for both."""
+    """An adapter to train, for one role or for both."""
 
     name: str
     """Name of its folder in each step: executor, delegator, or shared."""
@@ -154,9 +157,10 @@ def run(options: Options) -> int:
 
 
 def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list[Policy]:
-    """Return the adapters to train: one for both roles if they have one base model, else one each.
+    """Return the adapters to train: one for both roles if they have the same base model, else one
+    for each role.
 
-    Raises `BadConfig` or `BadVersion` if the config or the recipe does not allow the training.
+    Raises `BadConfig` or `BadVersion` if config, recipe and base models do not allow the training.
     """
     if recipe.temperature < _MIN_TEMPERATURE:
         raise BadConfig(
@@ -208,7 +212,7 @@ async def _trained(
     policies: Sequence[Policy],
     questions: Sequence[Question],
 ) -> list[dict[str, Any]]:
-    """Make all steps that are left, and return the lines of `steps.jsonl`."""
+    """Make the remaining steps, and return all lines of `steps.jsonl`."""
     from executor_sft.reinforcement.learner import Learner
 
     out = options.out
@@ -218,7 +222,7 @@ async def _trained(
         state = msgspec.msgpack.decode((out / STATE).read_bytes(), type=State)
         for name, learner in learners.items():
             learner.restore(state.learners[name])
-        _record(out, state.rows)  # a kill may have come before this
+        _record(out, state.rows)  # in case of a kill after STATE was written
     if len(state.rows) >= options.steps:
         return state.rows
     executors = named_adapters([options.executor])
@@ -263,7 +267,7 @@ async def _trained(
 
 
 def _record(out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write the figures of all steps, and remove the calls of the last one."""
+    """Write the figures of all steps, and remove the call cache of the last step."""
     from executor_sft.reinforcement.curves import draw
 
     write_jsonl(out / STEPS, rows)
@@ -296,8 +300,8 @@ async def _probe(runtime: Runtime) -> None:
 
 
 async def _load(runtime: Runtime, policies: Sequence[Policy], out: Path, number: int) -> Runtime:
-    """Load the adapters of the step of this number, and unload those of two steps before. Return
-    the runtime that uses them.
+    """Load the adapters that step `number` wrote, and unload those of two steps before. Return a
+    runtime that uses the new adapters.
     """
     versions = dict(runtime.versions)
     for policy in policies:
@@ -318,8 +322,8 @@ async def _groups(
     number: int,
     concurrency: int,
 ) -> list[Group]:
-    """Return the groups of a step without those with a failed run. Raises `BadConfig` if too many
-    runs failed.
+    """Return the groups of a step. Groups with a failed run are left out. Raises `BadConfig` if too
+    many runs failed.
     """
     count = min(recipe.questions, len(questions))
     chosen = Random(f"{recipe.seed}/{number}").sample(questions, count)
@@ -355,7 +359,9 @@ async def _groups(
 
 
 def _check_ties(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `BadConfig` if nothing could be learnt in the last steps."""
+    """Raise `BadConfig` if all groups of the last `_MAX_TIED` steps had equal rewards, so that
+    nothing could be learnt.
+    """
     last = rows[-_MAX_TIED:]
     if len(last) < _MAX_TIED or any(row["mixed_groups"] for row in last):
         return

@@ -1,5 +1,5 @@
-"""Rewards of runs: how good the answer or the table is, and what is added or taken off for its
-form, its searches, its length and its cost (WideSeek-R1, appendix B.2).
+"""Rewards of runs: the score of the answer or table, with bonuses for form and searches, and
+penalties for length and cost (WideSeek-R1, appendix B.2).
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,8 @@ from router.trace.values import TableRun, by_executors
 
 _NotNegative = Annotated[float, Meta(ge=0)]
 _STOPPED = ("rounds_exhausted", "rows_exhausted", "tasks_exhausted", "budget_exhausted")
-"""Outcomes of runs whose delegator met a limit. Runs whose time ran out, or whose delegator failed,
-have no reward: see `executor_sft.rollout.check_failures`.
+"""Outcomes of runs whose delegator reached a limit. Runs whose time ran out, or whose delegator
+failed, get no reward; `executor_sft.rollout.check_failures` raises their error.
 """
 
 
@@ -37,17 +37,17 @@ class RewardRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     search: _NotNegative = 0.05
     """Added if any agent of the run searched."""
     length: _NotNegative = 0.1
-    """Taken off for the longest turn of the run, in part from `length_from` tokens on, in full from
-    `length_to` on.
+    """Subtracted for a long turn. For the run's longest turn, the penalty rises from 0 at
+    `length_from` tokens to this value at `length_to` tokens.
     """
     length_from: Annotated[int, Meta(ge=0)] = 3000
     length_to: Annotated[int, Meta(ge=1)] = 5000
     cost: _NotNegative = 0.0
-    """Taken off for each sub-query that the run dispatched."""
+    """Subtracted for each sub-query that the run dispatched."""
 
 
 class RewardParts(Frozen):
-    """The parts of a reward; those that are taken off are negative."""
+    """The parts of a reward. Penalties are negative."""
 
     answer: float = 0.0
     format: float = 0.0
@@ -57,7 +57,7 @@ class RewardParts(Frozen):
 
     @property
     def total(self) -> float:
-        """The reward."""
+        """Sum of all parts: the reward."""
         return self.answer + self.format + self.search + self.length + self.cost
 
 
@@ -88,8 +88,8 @@ def reward_parts(
 
 
 def is_readable(result: Trajectory | TableRun) -> bool:
-    """Return whether a run ended with an answer or a table: not at a limit, and not with an output
-    that the answerer could not correct.
+    """Return True if a run ended with an answer or a table. Return False if the run ended at a
+    limit, or if the answerer's last output is malformed.
     """
     answering = result.answering if isinstance(result, Trajectory) else None
     if answering and isinstance(read_answer(answering.outputs[-1].text), Malformed):
@@ -112,8 +112,8 @@ def run_reward(
 ) -> RewardParts:
     """Return the parts of the reward of a run.
 
-    `works`: all agents of the run. `golds`: right answers of a question. `rows`: right rows of a
-    table.
+    `works`: work of all agents of the run. `golds`: right answers of a question. `rows`: right rows
+    of a table.
     """
     if isinstance(result, TableRun):
         score = item_f1(result, rows)

@@ -1,4 +1,4 @@
-"""Rows to train on: the tokens of each agent of a batch of groups, with their weights in the
+"""Training rows: the tokens of each agent in a batch of groups, with their weights in the
 objective.
 """
 
@@ -24,11 +24,12 @@ from router.trace.values import TableRun
 
 
 class TokenSequence(Frozen):
-    """A row: consecutive turns of an agent, as long as each prompt continues the tokens before it.
+    """A row: consecutive turns of an agent. A new row begins where a prompt does not continue the
+    tokens of the row.
 
-    The loss is the sum, over the tokens of all rows, of minus the token's weight times the ratio of
-    its probabilities, clipped. A row has a number for each token of `input_ids`; it is 0 for tokens
-    that the agent did not write.
+    The loss is the sum, over the tokens of all rows, of minus the token's weight times the clipped
+    ratio of its new and old probability. `logprobs`, `shares` and `weights` have a number for each
+    token of `input_ids`, which is 0 for tokens that the agent did not write.
     """
 
     question_id: str
@@ -39,14 +40,16 @@ class TokenSequence(Frozen):
     reward: float
     """Reward of the run."""
     advantage: float
-    """Advantage of the run in its group."""
+    """Advantage of the run within its group."""
     input_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    """Log-probabilities at sampling."""
+    """Log-probabilities of the tokens when they were sampled."""
     shares: tuple[float, ...]
-    """Shares in the objective, for a divergence from the model at the start."""
+    """Shares of the objective (`token_shares`), which weigh the divergence from the model at the
+    start.
+    """
     weights: tuple[float, ...]
-    """Shares times the advantage."""
+    """Shares times the advantage of the run."""
 
 
 class Batch(NamedTuple):
@@ -60,7 +63,7 @@ class _Agent(NamedTuple):
     name: str
     role: str
     turns: list[TokenIds]
-    """The turns to train."""
+    """The turns to train on."""
 
     @property
     def lengths(self) -> AgentTurns:
@@ -74,10 +77,10 @@ def batch_of(
     roles: Container[str],
     seed: object,
 ) -> Batch:
-    """Return the rows of all groups together. Rows without any effect are left out.
+    """Return the rows of all groups together. Rows that have no effect on the loss are left out.
 
-    `roles`: names of the roles that are trained. `seed`: seed of the draw of executors. Raises
-    `BadConfig` if a question has no right answer, or if a turn has no token ids or
+    `roles`: names of the roles that are trained. `seed`: seed for drawing executors at random.
+    Raises `BadConfig` if a question has no right answer, or if a turn has no token ids or
     log-probabilities.
     """
     rewards: list[RewardParts] = []
@@ -130,8 +133,8 @@ def _reward(group: Group, run: Run, recipe: ReinforceRecipe) -> RewardParts:
 
 
 def _trained(run: Run, roles: Container[str]) -> Iterator[_Agent]:
-    """Yield each agent of the run whose role is in `roles`, with those of its turns on which the
-    training updates the role.
+    """Yield each agent of the run whose role is in `roles`, with the turns to train on. Agents
+    without such turns are left out.
     """
     assert isinstance(run.result, Trajectory | TableRun)
     readable = is_readable(run.result)
@@ -144,10 +147,11 @@ def _trained(run: Run, roles: Container[str]) -> Iterator[_Agent]:
 
 
 def _kept(work: AgentWork, *, readable: bool) -> Sequence[Completion]:
-    """Return the outputs of an agent that are trained (WideSeek-R1, appendix B.3).
+    """Return the outputs of an agent to train on (WideSeek-R1, appendix B.3).
 
-    If the run has an answer, agents that met a limit are left out, so that they do not get its
-    reward. Otherwise, the delegator's last output and outputs that were cut off are to blame.
+    If the run has an answer, agents that reached a limit are left out, because they do not deserve
+    its reward. Otherwise, the failure is attributed to the delegator's last output, and to outputs
+    of executors that were cut off.
     """
     outputs = work.conversation.outputs if work.conversation else ()
     cut = [output for output in outputs if output.finish_reason == "length"]
@@ -182,7 +186,7 @@ def _joined(
         return tuple(ids), tuple(logprobs), tuple(row_shares), tuple(weights)
 
     for tokens, share in zip(turns, shares, strict=True):
-        # A chat template may show earlier turns in other tokens
+        # A chat template may render earlier turns as other tokens; then a new row begins
         if tokens.prompt[: len(ids)] != tuple(ids):
             yield row()
             for values in (ids, logprobs, row_shares):

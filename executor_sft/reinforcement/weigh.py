@@ -1,8 +1,8 @@
-"""`rolegate sft weigh`: turn the groups of `rolegate sft rollout --group` into rows for trainers.
+"""`rolegate sft weigh`: turn groups of runs into weighted training rows for another trainer.
 
-Each row has the tokens of an agent, their log-probabilities, and their weights in the objective of
-multi-agent GRPO. A trainer only has to sum over tokens: minus the weight times the ratio of the
-probabilities now and then, clipped. Do not let it average over rows or tokens.
+Each row has the tokens of an agent, their log-probabilities at sampling, and their weights in the
+objective of multi-agent GRPO. The trainer's loss must be a sum over all tokens: minus the weight
+times the clipped ratio of the new and the old probability. It must not average over rows or tokens.
 """
 
 from pathlib import Path
@@ -24,13 +24,13 @@ class Options(Frozen):
     """Options of the command."""
 
     groups: Annotated[Path, POSITIONAL]
-    """folder of `rolegate sft rollout --group`"""
+    """result folder of `rolegate sft rollout --group`"""
     out: Path
-    """file to write the rows to, JSON lines"""
+    """file to write the rows to (JSON lines)"""
     recipe: str = "marl-mini"
-    """settings: marl-mini, or a TOML file with a recipe's keys"""
+    """recipe with the settings: marl-mini, or a TOML file"""
     roles: tuple[Trained, ...] = ("delegator", "executor")
-    """roles that are trained: delegator, executor or both"""
+    """roles to write rows for: delegator, executor or both"""
     json: bool = False
     """print the figures as JSON (default: as tables)"""
 

@@ -5,7 +5,7 @@ agents, and for each agent over all tokens that it wrote in all its turns. These
 here once, for a whole batch, as one weight per token. The loss is then a plain sum, so that its
 gradient does not depend on how the batch is divided.
 
-This module knows no texts, models or tensors. It works for any agents that write tokens in turns.
+This module needs only numbers of tokens, and no texts, models or tensors.
 """
 
 from collections import Counter
@@ -36,31 +36,33 @@ class WeightRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     of a role in a run; with `agents = "none"`, of the batch).
     """
     executors_per_run: Annotated[int, Meta(ge=1)] | None = None
-    """Max executors of a run that are trained, drawn at random. Their weights are raised so that
-    the expected gradient stays the same.
+    """Max executors of a run that are trained; they are drawn at random. Their weights are raised
+    so that the expected gradient stays the same. None for all executors.
     """
 
 
 class AgentTurns(Frozen):
-    """The turns of an agent in a run, as numbers of tokens."""
+    """Numbers of tokens that an agent wrote in the turns of a run."""
 
     role: str
     turns: tuple[int, ...]
-    """Tokens that the agent wrote in each turn, without prompts and results of tools."""
+    """Number of tokens of each turn, without prompts and results of tools."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of all turns."""
+        """Number of tokens of all turns together."""
         return sum(self.turns)
 
 
 Shares = list[list[list[float]]]
-"""A number for each turn of each agent of each run. It holds for each token of the turn."""
+"""A number for each turn, as nested lists of runs, agents and turns. The number applies to each
+token of the turn.
+"""
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return the advantage of each run of a group: its distance to the mean reward, in standard
-    deviations. All are 0 if the rewards are equal.
+    """Return the advantage of each run of a group: its reward minus the mean reward, divided by the
+    standard deviation. All are 0 if the rewards are equal.
     """
     if len(set(rewards)) < 2:
         return [0.0] * len(rewards)
@@ -75,9 +77,9 @@ def token_shares(
     rng: Random | None = None,
 ) -> Shares:
     """Return, for each turn, the share of the objective that each of its tokens has. No share is
-    negative. Added over all tokens of the batch, the shares sum to 1, with two exceptions: with
-    `executors_per_run`, only their expected sum is 1; and the share of a run without tokens is
-    missing, except with `agents = "none"`.
+    negative. The shares of all tokens of the batch sum to 1, with two exceptions. With
+    `executors_per_run`, only the expected sum is 1. The share of a run without tokens is missing,
+    unless `agents` is "none".
 
     `runs`: for each run of the batch, the agents that are to be trained. Agents without tokens are
     ignored. `rng`: draws the executors of each run; needed with `executors_per_run`.
@@ -146,8 +148,8 @@ def _agent_shares(
 
 
 def _drawn(run: Sequence[AgentTurns], limit: int | None, rng: Random | None) -> list[float]:
-    """Return a factor for each agent of a run: 0 for executors that are not drawn, and more than 1
-    for those that stand for others.
+    """Return a factor for each agent of a run. If more than `limit` executors have tokens, it is 0
+    for executors that are not drawn, and more than 1 for the others. Otherwise it is 1.
     """
     factors = [1.0] * len(run)
     executors = [

@@ -1,10 +1,10 @@
-"""The comparison of two independent answers to the same request, and the table made of them.
+"""Comparison of two independent answers to the same request, and the table made from them.
 
-Of the answer with more supported cells, those rows are kept whose key the other answer has, too. Of
-these, cells in which the two differ are blanked.
+The table has the rows of the answer with more filled cells, if the other answer has a row with the
+same key. Cells in which the two answers differ are blanked.
 
-Two answers from the same documents miss the same rows. So agreement vouches for cells, and not for
-a table's completeness.
+Two answers from the same documents miss the same rows. So agreement is evidence for the cells, but
+not for a table's completeness.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -46,7 +46,7 @@ class Answers(Frozen):
 
 
 class MadeTable(Frozen):
-    """The table made of two answers: a line of `scores.jsonl`."""
+    """The table made from two answers: a line of `scores.jsonl`."""
 
     question: Question
     """The request, with the rows of the table."""
@@ -55,15 +55,15 @@ class MadeTable(Frozen):
     support: float
     """Share of the table's cells that have a value."""
     dropped: int
-    """Rows of both answers that were left out."""
+    """Number of rows, of both answers together, that were left out."""
     blanked: int
-    """Cells that were blanked."""
+    """Number of cells that were blanked because the answers differ."""
     reason: str = ""
     """Why the table is not kept; empty if it is."""
 
 
 def unusable(request: Question, held_out: HeldOut) -> str:
-    """Return why a request is not answered; empty if it is."""
+    """Return the reason not to answer a request; empty if it can be answered."""
     if request.table is None:
         return "request could not be read"
     if len(request.table.columns) < MIN_COLUMNS:
@@ -75,8 +75,9 @@ def unusable(request: Question, held_out: HeldOut) -> str:
 def made_tables(
     answered: Sequence[Answers], *, consistency: float, min_rows: int, support: float
 ) -> Iterator[MadeTable]:
-    """Yield the table made of each pair of answers. It is kept if it reaches the limits, unless an
-    earlier table has the same rows. `consistency`, `support`: min values of these fields.
+    """Yield the table made from each pair of answers. Its `reason` is empty, and the table is kept,
+    if it reaches the limits and no earlier table has the same rows. `consistency`, `support`: min
+    values of these fields.
     """
     seen = set[_Rows]()
     for pair in answered:

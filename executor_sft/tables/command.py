@@ -1,19 +1,20 @@
-"""`rolegate sft tables`: make tables with right rows, to train and to evaluate on (WideSeek-R1 4).
+"""`rolegate sft tables`: make tables with known right rows, for training and evaluation.
 
-1. Seeds are read from a file, or sampled from the config's index. From each, the model of
-   `[synthesis]` writes a request for a table. A seed that has a question and columns is a request.
-2. Each request is answered twice, independently: with another seed, or by another config, such as
-   one with other documents or another executor.
-3. The answers are compared cell by cell. If they agree, the table is kept, without the rows and
-   cells in which they differ. Tables that are not kept are counted by the reason.
+1. Seeds are read from a file, or sampled from the config's index. The model of `[synthesis]` writes
+   a request for a table about each seed. A seed with question and columns already is a request.
+2. Each request is answered twice, independently: with another seed, or with another config, such
+   as one with other documents or another executor.
+3. The answers are compared cell by cell. If they agree well enough, the table is kept, without the
+   rows and cells in which they differ. Other tables are counted by the reason.
 
 tasks.jsonl, gold/ID.csv   the tables in WideSearch's form
 questions.jsonl            the same tables for `rolegate sft`
 scores.jsonl               how far the answers agree, and why a table is not kept
 seeds.jsonl, queries.jsonl, answers.jsonl   the results of the steps
 
-Two answers from the same documents miss the same rows: agreement vouches for cells, not for
-completeness. After an interruption, the same command resumes, and no model call is paid for twice.
+Two answers from the same documents miss the same rows. So agreement is evidence for the cells, but
+not for a table's completeness. After an interruption, the same command resumes, and no model call
+is paid for twice.
 """
 
 import asyncio
@@ -61,35 +62,39 @@ class Options(StepOptions):
 
     config: Path
     seeds: Path | None = None
-    """file of seeds, JSON lines: documents or tables with title and text, or requests for tables
-    with question and columns (default: sample passages of the config's index)
+    """file of seeds (JSON lines): documents with title and text, or requests for tables with
+    question and columns (default: sample passages of the config's index)
     """
     second: Path | None = None
     """config that gives the second answer to each request (default: the same config, with another
     seed)
     """
     executor: str = BASE
-    """executor to use: base (the config's model), or the folder of an adapter"""
+    """base (the config's executor), or the folder of an adapter for the executor"""
     exclude: tuple[Path, ...] = ()
-    """files of held-out questions; leave out requests that equal or resemble a held-out question"""
+    """files of held-out questions (JSON lines); leave out requests that are the same as, or nearly
+    the same as, a held-out question
+    """
     consistency: _Part = 0.9
-    """min item F1 between the two answers to a request"""
+    """keep a table only if its two answers agree with at least this item F1 (F1 over cells)"""
     min_rows: Count = 3
-    """min rows of a table"""
+    """keep a table only if it has at least this many rows"""
     support: _Part = 0.8
-    """min share of a table's cells with a value; a cell has only a value that a passage contains"""
+    """keep a table only if at least this share of its cells has a value; a value must be in a
+    passage
+    """
     limit: Count = 100
     """max seeds to use"""
     temperature: Annotated[float, Meta(gt=0, le=2)] = 0.7
     """sampling temperature of all roles that answer"""
     purpose: Literal["rlinf"] | None = msgspec.field(default=None, name="for")
-    """also write rlinf.jsonl, a data set for RLinf's WideSeek-R1"""
+    """rlinf: also write rlinf.jsonl, a data set for RLinf's WideSeek-R1"""
     leave_failed: bool = False
-    """finish without the tables that failed (default: do not finish; the same command then tries
-    these tables again)
+    """finish even if tables failed (default: stay unfinished, and the same command tries the failed
+    tables again)
     """
     concurrency: Count = 4
-    """requests that are worked on at the same time"""
+    """number of requests to work on at the same time"""
     yes: bool = False
     """start without asking for confirmation of the cost"""
 
@@ -132,7 +137,7 @@ def run(options: Options) -> int:
         reasons, failed = asyncio.run(_answered(configs, options, seeds))
         if failed and not options.leave_failed:
             show({"failed": failed}, as_json=options.json)
-            complain("Some tables failed. The same command tries them again.")
+            complain("Some tables failed. Run the same command to try them again.")
             return 1
         figures, files = _written(options, reasons)
         manifest = step.finish({**figures, "failed": failed}, files)
@@ -145,7 +150,7 @@ def _seeds(config: Config, options: Options) -> list[Question]:
     if options.seeds:
         seeds, duplicates = read_questions(options.seeds, tables=True, seeds=True)
         if duplicates:
-            complain(f"{options.seeds}: {duplicates} seeds are there twice, and are left out once.")
+            complain(f"{options.seeds}: left out {duplicates} duplicate seeds.")
         return seeds[: options.limit]
     if config.retrieval.index is None:
         raise BadConfig("retrieval.index: is not set, so there is nothing to sample; give --seeds.")
@@ -159,8 +164,8 @@ def _seeds(config: Config, options: Options) -> list[Question]:
 async def _answered(
     configs: Sequence[Config], options: Options, seeds: Sequence[Question]
 ) -> tuple[Counter[str], dict[str, str]]:
-    """Write the requests, answer each twice, and keep both in files. Return how many requests are
-    not answered, by the reason, and the error messages of what failed, by the seed's id.
+    """Write the requests, answer each twice, and store requests and answers in files. Return how
+    many requests are not answered, by the reason, and the error messages of failed seeds, by id.
     """
     adapters = named_adapters([options.executor])
     (executor,) = adapters
@@ -224,8 +229,9 @@ async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
 
 
 def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
-    """Compare the answers and write the kept tables. Return their figures, and the names of the
-    files. `reasons`: why requests were not answered; gets the reasons of tables.
+    """Compare the answers and write the kept tables. Return the figures, and the names of the
+    files. `reasons`: number of unanswered requests by reason; tables that are not kept are added to
+    it.
     """
     answered = list(read_jsonl(options.out / ANSWERS, Answers, ADVICE))
     tables = list(made_tables(answered, **options.settings(*_RULES)))

@@ -35,7 +35,9 @@ _TAIL = (
 
 
 def widesearch_query(question: str, columns: Iterable[Column]) -> str:
-    """Return the question, followed by the columns and the form of the table, as in WideSearch."""
+    """Return the question, followed by WideSearch's instructions: the columns, and the Markdown
+    form of the table.
+    """
     names = []
     for column in columns:
         about = meaning(column)
@@ -48,9 +50,9 @@ def write_tables(
 ) -> list[str]:
     """Write tables with their right rows into `folder`, and return the names of the files.
 
-    `tasks.jsonl` with `gold/ID.csv` has them in WideSearch's form, `questions.jsonl` in that of
-    `rolegate sft`, and `rlinf.jsonl` in that of RLinf's WideSeek-R1, if `rlinf`. `plain`: leave the
-    columns and the form of the table out of the queries.
+    Files: `tasks.jsonl` with `gold/ID.csv` in WideSearch's form, `questions.jsonl` in the form of
+    `rolegate sft`, and, with `rlinf`, `rlinf.jsonl` in the form of RLinf's WideSeek-R1. `plain`:
+    leave the columns and the form of the table out of the queries.
     """
     (folder / "gold").mkdir(parents=True, exist_ok=True)
     lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -90,7 +92,9 @@ def write_tables(
 
 
 def _file_name(identity: str) -> str:
-    """Return an id as the name of a file. A long one is cut, with a digest that tells it apart."""
+    """Return an id as the name of a file. A long id is cut, and a digest is added to keep it
+    unique.
+    """
     name = quote(identity, safe="")
     if len(name) <= _LONGEST_NAME:
         return name

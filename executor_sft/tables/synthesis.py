@@ -1,6 +1,6 @@
-"""The synthesis of requests for tables, by the model of `[synthesis]` (WideSeek-R1 4.1). It writes
-a question about a seed, then refines it: to exact columns, with their types, formats and keys. A
-refinement that cannot be read is corrected once.
+"""Synthesis of requests for tables by the model of the config's table `[synthesis]` (WideSeek-R1
+4.1). The model writes a question about a seed, then refines it to exact columns with types, formats
+and keys. If the refinement cannot be parsed, the model is asked once for a correction.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ MIN_COLUMNS = 2
 ROWS = (10, 50)
 """Min and max number of rows that a question asks for, as in the paper."""
 _CHARS = 4000
-"""Max characters of a seed that the model is shown."""
+"""Max characters of a seed in the prompt."""
 _REFINE = "Refine the question. Write the JSON object."
 
 
@@ -35,8 +35,8 @@ class _Refined(Frozen):
 async def written_request(
     role: Role | None, context: Callable[[], RunContext], seed: Question
 ) -> Question:
-    """Write the request for a table about a seed. Return the seed as it is if it is a request, or
-    if the model's request cannot be read.
+    """Return the seed with a request for a table about it. A seed that already is a request is
+    returned unchanged, and so is a seed for which the model's request cannot be parsed.
 
     `role`: the model of `[synthesis]`; None if all seeds are requests. `context`: makes the context
     of a run. Raises `UpstreamError`.
@@ -60,7 +60,9 @@ async def written_request(
 
 
 def _refined(seed: Question, text: str) -> Question:
-    """Return the seed with the request in `text`. Raises `JSON_ERRORS` or `BadRequest`."""
+    """Return the seed with the request in `text`. Raises `JSON_ERRORS` or `BadRequest` if the text
+    is no valid request.
+    """
     written = text[text.find("{") : text.rfind("}") + 1]
     refined = msgspec.json.decode(written, type=_Refined)
     columns = checked_schema(refined.columns).shown

@@ -1,4 +1,4 @@
-"""Cells of delimited text and of workbooks, and rows of cells as text with their header."""
+"""Read cells from delimited text and workbooks, and write each row as text with column names."""
 
 import csv
 import io
@@ -22,14 +22,15 @@ from serving.documents.metadata import archive_metadata
 from serving.documents.text import decode
 
 Rows = Iterator[tuple[int, list[str]]]
-"""Rows of cells, each with its number as a spreadsheet shows it, or with its line."""
+"""Rows of cells, each with its row number in the spreadsheet, or its line number in the text file.
+"""
 
 _MAX_FIRST = 100_000
-"""Characters of the first line in which the delimiter is looked for."""
+"""Number of characters at the beginning of the text in which the delimiter is detected."""
 _MAX_NAME_CHARS = 200
-"""Max characters of a column's name, which every row repeats."""
+"""Max characters of a column's name, which is repeated in every row."""
 _NUMBER = re.compile(r"(?!(?:1[5-9]|20)\d\d$)(?:(?=\W*\d)[\W\d]+|\d[\d.,]*\s*\w{1,3})")
-"""A cell that a header does not have: a number or date. A header may have years."""
+"""Matches a number or date, which a header does not contain; years are allowed in headers."""
 
 
 def read_delimited(path: Path) -> Document:
@@ -53,8 +54,9 @@ def read_workbook(path: Path) -> Document:
 def delimited(text: str) -> Rows:
     """Yield the records of delimited text, each with its line.
 
-    The delimiter is a tab if the first line has any outside of quotes, else the character that it
-    has most of. Raises `ValueError`, with the line, where quotes are not balanced.
+    The delimiter is a tab if the first line has a tab outside of quotes, else the most frequent of
+    `,`, `;` and `|` in that line. Raises `ValueError`, with the line number, if quotes are not
+    balanced.
     """
     first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
     delimiter = "\t" if "\t" in first else max(",;|", key=first.count)
@@ -71,13 +73,15 @@ def delimited(text: str) -> Rows:
 
 
 def sheet_rows(sheet: Any) -> Rows:
-    """Yield the rows of a sheet of python-calamine, with the values as a spreadsheet shows them."""
+    """Yield the rows of a sheet of python-calamine, with values as text (`shown`)."""
     for number, cells in enumerate(sheet.iter_rows(), 1):
         yield number, [shown(cell) for cell in cells]
 
 
 def shown(value: object) -> str:
-    """Return the value of a cell as text: whole numbers without a point, days without a time."""
+    """Return the value of a cell as text: whole numbers without a decimal point, dates at midnight
+    without a time.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, datetime) and value.time() == time():
@@ -88,8 +92,9 @@ def shown(value: object) -> str:
 def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
     """Yield a block for each row that is not empty: `City: Krurou | Founded: 1200`.
 
-    The header is the first row of two or more cells, if none of them is a number. Rows of one
-    cell above it are separate blocks. `sheet`: name of the sheet; empty for none.
+    The header is the first row with at least two filled cells, if none of them is a number. Rows
+    with one filled cell above the header are separate blocks. `sheet`: name of the sheet; empty for
+    none.
     """
     header: Sequence[str] | None = None
     has_rows = False
@@ -123,12 +128,14 @@ class _Workbook:
             try:
                 self._book = workbook.from_filelike(io.BytesIO(content))
             except python_calamine.CalamineError:
-                self._book = workbook.from_path(str(path))  # says why it cannot be read
+                self._book = workbook.from_path(
+                    str(path)
+                )  # its error says why the file cannot be read
         except python_calamine.PasswordError as error:
             raise encrypted(path) from error
 
     def blocks(self) -> Iterator[TextBlock | Unread]:
-        """Yield the blocks of the visible sheets, and what was not read."""
+        """Yield the blocks of the visible sheets, and an `Unread` that lists the other sheets."""
         unread: list[str] = []
         for sheet in self._book.sheets_metadata:
             kind = str(sheet.typ).rpartition(".")[2]

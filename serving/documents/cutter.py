@@ -1,9 +1,9 @@
-"""Cutting a document into passages, by tokens, at the ends of sentences.
+"""Cut a document into passages at the ends of sentences, with a limit of tokens.
 
 Each sentence or heading of the document is a unit. Units are added to the current passage until the
-next one does not fit. Then the passage is yielded, and the next one begins with the same heading
-and the last sentences, at most 15 % of the tokens. A new page ends a passage, and so does a new
-section, unless the passage is short. A heading at the beginning of a passage becomes a part of its
+next unit does not fit. Then the passage is yielded. The next passage repeats the heading and the
+last sentences, up to 15 % of the tokens. A new page ends a passage, and so does a new section,
+unless the passage is short. A heading at the beginning of a passage becomes a part of the passage's
 title.
 """
 
@@ -33,11 +33,13 @@ from serving.documents.source import SourceFile
 _OVERLAP = 0.15
 """Max share of a passage that repeats the end of the previous one."""
 _SHORT = 1 / 3
-"""Share of the max tokens below which a passage continues past a heading."""
+"""A passage with less than this share of the max tokens continues past a heading."""
 _TITLE = 1 / 4
-"""Max share of a title, and of a heading."""
+"""Max share of the max tokens for a title, and for a heading."""
 _CHARS_PER_TOKEN = 16
-"""Min tokens of a text by its length. Tokenizers make one token of a long unknown word."""
+"""A text counts as at least one token per this number of characters, because some tokenizers encode
+a long unknown word as one token.
+"""
 _CHUNK_CHARS = 100_000
 _LINE = re.compile(r"\s*\S[^\n]*")
 _WORD = re.compile(r"\s*\S+")
@@ -57,7 +59,7 @@ class _Unit(NamedTuple):
 
     text: str
     place: tuple[int | None, str]
-    """Its page and location."""
+    """Page and location of the unit."""
     is_heading: bool = False
     tokens: int = 0
 
@@ -68,12 +70,12 @@ class Cutter(Frozen):
     max_tokens: int
     """Max tokens of a passage with its title."""
     row_tokens: int
-    """Max tokens of a row that is kept whole."""
+    """Max tokens of a row that is not cut."""
     count_tokens: Callable[[Sequence[str]], list[int]]
-    """Returns the tokens of each text, as `Embedder.count_tokens` does."""
+    """Returns the number of tokens of each text; see `Embedder.count_tokens`."""
 
     def cut(self, document: Document) -> Iterator[Piece]:
-        """Yield the pieces in order, each at most `max_tokens` as it is embedded."""
+        """Yield the pieces in order. Each has at most `max_tokens` tokens, with its title."""
         title = " ".join(cleaned(document.title).split())
         while len(title) > 1 and self.count([title])[0] > _TITLE * self.max_tokens:
             title = title[: len(title) * 3 // 4].rstrip()
@@ -86,14 +88,16 @@ class Cutter(Frozen):
         yield from passage.end()
 
     def fit(self, texts: Sequence[str]) -> list[bool]:
-        """Return for each text whether it has at most `row_tokens`."""
-        # A character has at most four bytes, so these are the only ones to count
+        """Return for each text whether it has at most `row_tokens` tokens."""
+        # A character has at most four bytes, and so four tokens: shorter texts always fit
         long = [text for text in texts if 4 * len(text) > self.row_tokens]
         counts = dict(zip(long, self.count(long), strict=True))
         return [counts.get(text, 0) <= self.row_tokens for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Count the tokens of each text, at least 1; a text over all limits is not read whole."""
+        """Return the number of tokens of each text, at least 1. Of a text over all limits, only the
+        beginning is tokenized.
+        """
         max_chars = _CHARS_PER_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
         counts = self.count_tokens([text[:max_chars] for text in texts]) if texts else []
         return [
@@ -103,7 +107,7 @@ class Cutter(Frozen):
 
 
 class _Passage:
-    """The passage of a document that is being filled."""
+    """The passage that is being filled."""
 
     def __init__(self, cutter: Cutter, title: str) -> None:
         self._title = title
@@ -114,10 +118,10 @@ class _Passage:
         self._heading: _Unit | None = None
         self._units: list[_Unit] = []
         self._repeated = 0
-        """Number of units at the beginning that repeat the previous passage."""
+        """Number of units at the beginning that are repeated from the previous passage."""
 
     def add(self, unit: _Unit) -> Iterator[Piece]:
-        """Add the next sentence or heading; yield the passages that are full."""
+        """Add the next sentence or heading. Yield the passages that are full."""
         if unit.place != self._place:
             yield from self.end()
             self._place = unit.place
@@ -165,12 +169,14 @@ class _Passage:
             yield from self.end()
 
         self._heading = None if is_title else heading
-        # The title already contains its text
+        # The title already contains the heading's text
         is_free = is_title and not self._units
         self._units.append(heading._replace(tokens=0) if is_free else heading)
 
     def _overlap(self, room: float) -> list[_Unit]:
-        """Return the last sentences of the passage that fit into the overlap and into `room`."""
+        """Return the last sentences of the passage that fit into the overlap and into `room`
+        tokens.
+        """
         left = min(_OVERLAP * self._max_tokens, room)
         overlap: list[_Unit] = []
         for unit in reversed(self._units):
@@ -181,7 +187,9 @@ class _Passage:
         return overlap
 
     def _split(self, unit: _Unit, limit: int) -> Iterator[_Unit]:
-        """Split a sentence that is too long into lines, a line into words, and a word in halves."""
+        """Split a too long sentence into lines, a too long line into words, and a too long word in
+        halves.
+        """
         parts = _LINE.findall(unit.text)
         if len(parts) == 1:
             parts = _WORD.findall(unit.text)
@@ -221,7 +229,7 @@ def _units(blocks: Iterable[TextBlock]) -> Iterator[_Unit]:
 
 
 def _space(space: str) -> str:
-    """Reduce white space to a blank line, a new line or a space."""
+    """Return white space reduced to a blank line, a line break or a space."""
     newlines = space.count("\n")
     if newlines:
         return "\n\n"[:newlines]
@@ -229,7 +237,9 @@ def _space(space: str) -> str:
 
 
 def _chunks(text: str) -> Iterator[str]:
-    """Yield the text in parts, cut at a blank line if there is one, else at a line or a word."""
+    """Yield the text in parts of at most `_CHUNK_CHARS` characters, cut at a blank line if
+    possible, else at a line break or a space.
+    """
     start = 0
     while len(text) - start > _CHUNK_CHARS:
         ends = (text.rfind(space, start + 1, start + _CHUNK_CHARS) for space in ("\n\n", "\n", " "))
@@ -242,11 +252,12 @@ def _chunks(text: str) -> Iterator[str]:
 def read_passages(
     source: SourceFile, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
 ) -> Iterator[tuple[str, StoredPassage]]:
-    """Yield the passages of a file in order, each with its place: the file, and the line of a row.
+    """Yield (place, passage) for each passage of a file, in order. The place, for error messages,
+    is the file, or file and line of a row.
 
-    `read`: as `Reader.read`. Passages of a document have the ids `name#n`, n from 1; rows keep
-    their ids, and have the `document` `name#id`. Raises what `read` and `cutter.count_tokens`
-    raise, and `BadDocument` for a file without text.
+    `read`: see `DocumentReader.read`. Passages of a document have the ids `NAME#N`, with N from 1.
+    Rows keep their ids, and their `document` is `NAME#ID`. Raises the errors of `read` and
+    `cutter.count_tokens`, and `BadDocument` for a file without text.
     """
     path = Path(source.path)
     parts = read(path)
@@ -278,7 +289,9 @@ def read_passages(
 def _rows(
     name: str, cutter: Cutter, rows: Iterable[CorpusRow]
 ) -> Iterator[tuple[str, StoredPassage]]:
-    """Yield the passages of rows; a row of more than `row_tokens` is cut."""
+    """Yield (place, passage) for each row. A row of more than `row_tokens` tokens is cut into
+    several passages.
+    """
     for batch in batches(rows, lambda row: len(row.passage.text)):
         fits = cutter.fit([f"{row.passage.title}\n{row.passage.text}" for row in batch])
         for row, fit in zip(batch, fits, strict=True):

@@ -1,4 +1,4 @@
-"""Values that readers return: a title and blocks of text with their heading and page, or rows."""
+"""Values that document readers return: a title and blocks with heading and page, or rows."""
 
 import gzip
 import io
@@ -40,7 +40,7 @@ _PACKED = frozenset(
     ".pdf .docx .odt .pptx .epub .msg .xlsx .xlsm .xls .ods .parquet "
     ".png .jpg .jpeg .tif .tiff .bmp .webp".split()
 )
-"""Suffixes of files that are not read from `.gz`."""
+"""Suffixes of files that are not read if they are compressed as `.gz`."""
 _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {
     "": "text"
 }
@@ -48,11 +48,11 @@ READ = (
     f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz "
     "(images with the extra `ocr`)"
 )
-"""The suffixes of all kinds, for messages."""
+"""All supported suffixes, for messages."""
 MAX_BYTES = 256 << 20
-"""Max size of a file that is read whole, unpacked."""
+"""Max size in bytes of a file that is read as a whole, after unpacking."""
 MAX_MARKUP_BYTES = 32 << 20
-"""Max size of markup, whose tree takes many times its size."""
+"""Max size in bytes of markup, because the parsed tree takes many times this size."""
 
 _MARKUP = (".xml", ".rels", ".html", ".xhtml", ".htm", ".opf")
 _BATCH_ITEMS = 256
@@ -75,11 +75,11 @@ _NO_TITLE = re.compile(
     r"제목 없음|문서|슬라이드|프레젠테이션))+[\W\d_]*",
     re.I,
 )
-"""Titles that programs write by default."""
+"""Default titles of programs, which say nothing about a document."""
 _COMMON_NAMES = frozenset(
     "readme license licence copying copyright changelog changes news notice index".split()
 )
-"""File names that need the folder's name to say anything."""
+"""File names that are too common for a title; the folder's name is added."""
 
 
 class Title(Frozen, tag=True):
@@ -93,20 +93,22 @@ class TextBlock(Frozen, tag=True):
     """A paragraph, a row of a table, a page, or a whole text."""
 
     text: str
-    """The text with its original white space; empty for the heading itself."""
+    """The text with its original white space; empty if the block is only a heading."""
     heading: str | None = None
-    """The heading above it."""
+    """The heading above the text; None if there is none."""
     page: int | None = None
-    """Its page, from 1."""
+    """Page number, from 1; None if the document has no pages."""
     location: str = ""
-    """Its place as its program shows it: `sheet Prices, row 14`, `slide 3`, `attachment a.txt`."""
+    """Place in the document, such as `sheet Prices, row 14`, `slide 3` or `attachment a.txt`; empty
+    for none.
+    """
 
 
 class Unread(Frozen, tag=True):
     """A part of a document that was not read."""
 
     text: str
-    """Kind and size, such as `2 pages without text (3, 4)`."""
+    """Description of the part, such as `2 pages without text (3, 4)`."""
 
 
 class CorpusRow(Frozen, tag=True):
@@ -121,13 +123,13 @@ Part = Title | TextBlock | CorpusRow | Unread
 
 
 class Document(NamedTuple):
-    """The content of a file that has no rows."""
+    """The content of a document, which is any file but a corpus of rows."""
 
     title: str
     blocks: Iterable[TextBlock | Unread]
     """Blocks in order, and parts that were not read. May be a generator."""
     metadata: Metadata = Metadata()
-    """Without title and path."""
+    """Metadata; title and path are added later."""
 
 
 def first_heading(blocks: Iterable[Part]) -> str | None:
@@ -137,7 +139,9 @@ def first_heading(blocks: Iterable[Part]) -> str | None:
 
 
 def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
-    """Describe what was left out of a document, if anything. `counts`: numbers by kind."""
+    """Yield an `Unread` that describes the left-out parts, unless `counts` is empty. `counts`:
+    number of left-out parts by kind; 0 for an unknown number.
+    """
     if counts:
         yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))
 
@@ -145,8 +149,8 @@ def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
 def packed_document(
     path: Path, content: bytes, blocks: Iterable[TextBlock], unread: Mapping[str, int]
 ) -> Document:
-    """Return the document of a packed file, with the parts that were not read. Its title is that in
-    the file's properties, or else the first heading.
+    """Return the document of a packed file (a ZIP archive). Its title is the title in the file's
+    properties, or else the first heading. `unread`: number of left-out parts by kind.
     """
     about = archive_metadata(content)
     title = title_of(path, about.title, first_heading(blocks))
@@ -154,12 +158,14 @@ def packed_document(
 
 
 def encrypted(path: Path) -> BadDocument:
-    """Return the error for a document that only its password opens."""
+    """Return the error for a document that is protected by a password."""
     return BadDocument(f"{path}: encrypted; save it without its password, or leave it out.")
 
 
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield the items in lists that fit in memory; `length` returns the characters of an item."""
+    """Yield the items in lists of limited size. `length`: returns the number of characters of an
+    item.
+    """
     batch: list[T] = []
     chars = 0
     for item in items:
@@ -174,7 +180,7 @@ def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return the kind of a file by its name; None for an unknown kind."""
+    """Return the kind of a file, determined by its name; None for an unknown kind."""
     unpacked = _unpacked(path)
     suffix = unpacked.suffix.lower()
     if suffix[1:].isdecimal():  # a version, as in LGPL-2.1, or the section of a manual
@@ -185,7 +191,9 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def title_of(path: Path, *candidates: str | None) -> str:
-    """Return the first candidate that is no default of a program, else the file's name."""
+    """Return the first candidate that is not empty and not a program's default title, else the
+    file's name.
+    """
     for candidate in candidates:
         title = " ".join(cleaned(candidate or "").split())
         if title and not _NO_TITLE.fullmatch(title):
@@ -204,22 +212,26 @@ def _unpacked(path: Path) -> Path:
 
 
 def raised(text: str) -> str:
-    """Return superscript text with superscript digits: 10⁶ must not become 106."""
+    """Convert the digits and signs of a superscript text to Unicode superscripts, so that 10⁶ does
+    not become 106.
+    """
     return text.translate(_RAISED) if any(map(str.isdecimal, text)) else text
 
 
 def cleaned(text: str) -> str:
-    """Remove control characters, and normalise line and page breaks to newlines."""
+    """Return the text without control characters, and with line and page breaks as newlines."""
     return _CONTROL.sub("", text.replace("\r\n", "\n").replace("\r", "\n").replace("\f", "\n\n"))
 
 
 def escaped(text: str) -> str:
-    r"""Replace bytes of a file name that are not UTF-8 (surrogates) by text such as `\xe9`."""
+    r"""Return text with non-UTF-8 bytes of file names (surrogates) as escapes such as `\xe9`."""
     return _SURROGATE.sub(r"\\x\1", text.encode("utf-8", "backslashreplace").decode())
 
 
 def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """Read a file, unpacking `.gz`. Raises `BadDocument` if it is too large, and `OSError`."""
+    """Return the content of a file; `.gz` is unpacked. Raises `BadDocument` if the content is too
+    large, and `OSError`.
+    """
     if path.stat().st_size <= max_bytes:
         with open_content(path) as file:
             content = file.read(max_bytes + 1)
@@ -229,9 +241,10 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_archive(path: Path, kind: str) -> bytes:
-    """Read an office document. Check the sizes that it unpacks to, before anything is unpacked.
+    """Return the content of a ZIP archive, such as an office document. Its unpacked size is checked
+    before anything is unpacked. `kind`: kind of the document, for messages.
 
-    Raises `BadDocument` for a file that is no archive, or that unpacks to too much, and `OSError`.
+    Raises `BadDocument` if the file is no archive or its unpacked size is too large, and `OSError`.
     """
     content = read_content(path)
     check_archive(content, path, kind)
@@ -239,7 +252,7 @@ def read_archive(path: Path, kind: str) -> bytes:
 
 
 def check_archive(content: bytes, path: Path, kind: str) -> None:
-    """Raise `BadDocument` for content that is no archive, or that unpacks to too much."""
+    """Raise `BadDocument` if content is no ZIP archive, or if its unpacked size is too large."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:
             sizes = {file.filename.lower(): file.file_size for file in packed.infolist()}
@@ -257,5 +270,5 @@ def check_archive(content: bytes, path: Path, kind: str) -> None:
 
 
 def open_content(path: Path) -> BufferedIOBase:
-    """Open a file; `.gz` is unpacked as it is read."""
+    """Open a file for reading bytes; `.gz` is unpacked while reading."""
     return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")

@@ -16,8 +16,8 @@ _DUPLICATES = (
     f"{_WORD}moveFrom",
     f"{_WORD}rt",
 )
-"""Elements whose text is also elsewhere: text boxes for old programs, the former places of moved
-text, and readings (ruby).
+"""Elements that repeat text of other elements: text boxes for old programs, former places of moved
+text, and pronunciations (ruby).
 """
 _REPLACEMENTS = {
     f"{_WORD}p": "\n",
@@ -32,7 +32,7 @@ _NOTES = {
 }
 _NOTE_LISTS = [f"{tag}s" for tag in _NOTES.values()]
 _PARTS = frozenset(("footnotes", "endnotes", "comments", "header", "footer"))
-"""Types of the parts that are read in addition to the body."""
+"""Types of document parts that are read in addition to the body."""
 _NOT_READ = {
     f"{_WORD}delText": "tracked deletions",
     f"{_WORD}altChunk": "embedded documents",
@@ -55,11 +55,11 @@ _SYMBOLS = {
     "Wingdings": 76 * _UNKNOWN
     + f"●{2 * _UNKNOWN}□{8 * _UNKNOWN}☒{46 * _UNKNOWN}▪◻{54 * _UNKNOWN}←→↑↓↖↗↙↘{20 * _UNKNOWN}✗✓☒☑",
 }
-"""Characters of symbol fonts, from a space on."""
+"""Unicode characters of symbol fonts, for the codes from 32 (space) on."""
 
 
 def read_docx(path: Path) -> Document:
-    """Read a file. The title is the property of that name, or the first heading.
+    """Read a DOCX file. The title is the title property, or else the first heading.
 
     Raises `BadDocument`, and `OSError`.
     """
@@ -92,8 +92,8 @@ def read_docx(path: Path) -> Document:
 
 
 def _prepare(root: Any) -> None:
-    """Remove duplicate text, write superscripts and symbols as such, and end text boxes with a
-    new line.
+    """Remove duplicate text, convert superscripts and symbols to Unicode, and end text boxes with a
+    line break.
     """
     from lxml import etree
 
@@ -112,9 +112,9 @@ def _prepare(root: Any) -> None:
 def _blocks(
     body: Any, headings: set[str], notes: dict[tuple[str, str | None], Any]
 ) -> Iterator[TextBlock]:
-    """Yield the blocks of the text, each followed by the notes that it refers to.
+    """Yield the blocks of the text, each followed by the notes to which it refers.
 
-    Removes these from `notes`.
+    The yielded notes are removed from `notes`.
     """
     heading: str | None = None
     for element in _paragraphs_and_rows(body):
@@ -136,7 +136,7 @@ def _id(element: Any) -> str | None:
 
 
 def _paragraphs_and_rows(element: Any) -> Iterator[Any]:
-    """Yield the paragraphs and rows of values below an element, at any depth."""
+    """Yield the paragraphs and table rows with values below an element, at any depth."""
     for child in element:
         if child.tag == f"{_WORD}p" or (child.tag == f"{_WORD}tr" and _has_values(child)):
             yield child
@@ -145,7 +145,9 @@ def _paragraphs_and_rows(element: Any) -> Iterator[Any]:
 
 
 def _has_values(row: Any) -> bool:
-    """Return whether this is a row of values, and not the frame of a part of the document."""
+    """Return True if this is a table row with values, False if the table is only a layout for other
+    content.
+    """
     return len(list(row.iter(f"{_WORD}tc"))) > 1 and next(row.iter(f"{_WORD}tbl"), None) is None
 
 

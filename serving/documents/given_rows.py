@@ -1,4 +1,4 @@
-"""Reading known rows of a table from a file: delimited text, such as CSV, or an Excel workbook."""
+"""Read known rows of a table from a file: delimited text, such as CSV, or an Excel workbook."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,20 +18,22 @@ from serving.documents.text import decode
 
 
 class GivenRows(NamedTuple):
-    """Known rows of a table that a file contains."""
+    """Known rows of a table, read from a file."""
 
     values: Sequence[Mapping[str, str]] = ()
     """Values of each row, by the names of the table's columns."""
     lines: Sequence[int] = ()
     """Line number of each row in the file."""
     others: Mapping[tuple[str, ...], Mapping[str, str]] = {}
-    """Values of the columns that only the file has, by the values of the row's key columns."""
+    """For each row, the values of further columns of the file, by the values of the row's key
+    columns.
+    """
 
 
 def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
-    """Return the rows of `file`. Its first line holds column names, in any order: some of the
-    table's `columns`, and possibly further ones. Raises `BadConfig` with the number of the bad
-    line.
+    """Return the rows of `file`. The first line must have column names, in any order: some of the
+    table's `columns`, and possibly further ones. Raises `BadConfig`, with the line number if a line
+    is wrong.
     """
     names = {normal_name(column.name): column.name for column in columns}
     rows: list[dict[str, str]] = []
@@ -42,10 +44,12 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
         header = [names.get(normal_name(name), name.strip()) for name in next(read, (1, [""]))[1]]
         if not set(header) & set(names.values()):
             raise ValueError(
-                f"its first line names none of the columns {', '.join(names.values())}."
+                f"the first line names none of the columns {', '.join(names.values())}."
             )
         if again := [name for name in header if name and header.count(name) > 1]:
-            raise ValueError(f"its first line names {again[0]!r} twice.")
+            raise ValueError(
+                f"the first line names {again[0]!r} twice; remove one of these columns."
+            )
         for line, cells in read:
             if any(cells[len(header) :]):
                 raise ValueError(
@@ -70,21 +74,22 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
 
 
 def _unquoted(cell: str) -> str:
-    """Return the value of a cell without the leading apostrophe that exports put before values that
-    a spreadsheet would take for a formula.
+    """Return the value of a cell without the leading apostrophe. Exports put it before values that
+    a spreadsheet would otherwise interpret as a formula.
     """
     return cell[1:] if cell.startswith("'") and inert(cell[1:]) == cell else cell
 
 
 def read_cells(file: Path) -> Rows:
-    """Yield the number and the cells of each row: of the first sheet of a workbook, or of delimited
-    text in any encoding. Raises `ValueError`, with the number of a malformed line.
+    """Yield number and cells of each row of `file`, which is a workbook (only its first sheet is
+    read), or delimited text in any encoding. Raises `ValueError`, with the line number for a
+    malformed line.
     """
     if file.suffix.lower() != ".xlsx":
         for line, cells in delimited(decode(file.read_bytes(), file)):
             yield line, list(map(_unquoted, cells))
         return
-    # python-calamine would end this process where a cell is far away; openpyxl reads row by row
+    # python-calamine may abort this process if a cell is far away; openpyxl reads row by row
     try:
         sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
     except (BadZipFile, IndexError) as error:

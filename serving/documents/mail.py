@@ -1,4 +1,4 @@
-"""Messages: EML, and MSG of Outlook, with the attachments that can be read."""
+"""Read email messages (EML, and Outlook's MSG) with their attachments."""
 
 import codecs
 import io
@@ -26,7 +26,8 @@ from serving.documents.markup import read_page
 from serving.documents.metadata import metadata_of
 
 ReadFile = Callable[[Path], Document | None]
-"""Reads a document by its name; returns None for a kind that is not read."""
+"""Reads a file, whose kind is determined by its name; returns None if this kind is not supported.
+"""
 
 _MAX_ATTACHMENTS = 100
 _MAX_HEADER_CHARS = 5000
@@ -34,7 +35,7 @@ _HEADERS = ("From", "To", "Cc", "Date", "Subject", "Keywords")
 
 
 class _Policy(policy.EmailPolicy):
-    """Cuts long headers, which take more than linear time to parse."""
+    """Parsing policy that cuts long headers, because parsing takes more than linear time."""
 
     def header_source_parse(self, sourcelines: Any) -> tuple[str, str]:
         """See `email.policy.Policy`."""
@@ -43,7 +44,7 @@ class _Policy(policy.EmailPolicy):
 
 
 def read_eml(path: Path, read_file: ReadFile) -> Document:
-    """Read a message: its main headers, its text, and its attachments as `read_file` reads them.
+    """Read a message: main headers, text, and attachments. `read_file`: reads an attachment.
 
     Raises `BadDocument`, and `OSError`.
     """
@@ -58,7 +59,7 @@ def read_eml(path: Path, read_file: ReadFile) -> Document:
 
 
 def read_msg(path: Path, read_file: ReadFile) -> Document:
-    """Read a message of Outlook, as `read_eml` does.
+    """Read a message of Outlook. See `read_eml`.
 
     Raises `BadDocument`, and `OSError`.
     """
@@ -81,7 +82,7 @@ def read_msg(path: Path, read_file: ReadFile) -> Document:
 
 
 def _windows(name: str) -> codecs.CodecInfo | None:
-    """Find Python's codec of a code page such as `windows-950`."""
+    """Return Python's codec for a code page such as `windows-950`; None for other names."""
     page = name.removeprefix("windows_")
     return codecs.lookup(f"cp{page}") if page.isdecimal() else None
 
@@ -93,7 +94,7 @@ def _body(content: str | None, kind: str, path: Path) -> list[TextBlock | Unread
 
 
 def _files(part: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield the name and content of an attachment, or of each part of one that has several."""
+    """Yield name and content of an attachment; for a multipart attachment, of each of its parts."""
     kind = part.get_content_type()
     if kind.startswith("multipart/"):
         yield from chain.from_iterable(map(_files, part.iter_parts()))
@@ -126,7 +127,9 @@ def _with_attachments(
     files: Iterator[tuple[str, bytes | None]],
     read_file: ReadFile,
 ) -> Iterator[TextBlock | Unread]:
-    """Yield the blocks of a message, then those of its attachments with their names."""
+    """Yield the blocks of a message, then the blocks of its attachments, with the attachment's name
+    as location.
+    """
     yield from blocks
     for number, (given, content) in enumerate(files, 1):
         if number > _MAX_ATTACHMENTS:

@@ -1,4 +1,4 @@
-"""HTML, and Markdown, which is converted to HTML."""
+"""Read HTML, and Markdown, which is first converted to HTML."""
 
 import re
 import tomllib
@@ -24,7 +24,7 @@ from serving.documents.text import decode, web_encoding
 
 _DROPPED = frozenset("script style nav template title iframe metadata rt rp annotation".split())
 _NAMED = frozenset("nav template iframe frame object embed video audio canvas".split())
-"""Elements that are reported if they are not read."""
+"""Elements that are reported as unread if they have content."""
 _INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd "
     "label mark meter output q ruby rp "
@@ -47,19 +47,21 @@ _MAX_NESTING = 100
 """Max nesting level of Markdown."""
 _COMMENT = re.compile(rb"<!--.*?(?:-->|$)", re.S)
 _SECTION = re.compile(r"<(?=!\[CDATA\[|\?(?!xml))")
-"""The beginning of a CDATA section or of server code, which are read as text."""
+"""Matches the beginning of a CDATA section or of server-side code; both are read as text."""
 _END = "\U0010fffd\U0010fffd"
-"""Marker after the end of a page; it is found in the last text if the whole page is parsed."""
+"""Marker that is put after the end of a page. If the parser has read the whole page, the marker is
+in the last text.
+"""
 _CLOSING_TAG = re.compile("</(?:body|html)", re.I)
 _CLOSING = re.compile(
     r"</(?:body|html)\s*+>(?:\s|</html\s*+>|<!--(?:(?!-->).)*+-->)*+\Z", re.I | re.S
 )
-"""The end of a page, with comments in it."""
+"""Matches the closing tags at the end of a page, with comments between them."""
 _MAX_FRONT_CHARS = 64 << 10
 
 
 def read_html(path: Path) -> Document:
-    """Read a page. The title is its `<title>`, or its first heading.
+    """Read an HTML page. The title is the content of `<title>`, or else the first heading.
 
     Raises `BadDocument`, and `OSError`.
     """
@@ -68,7 +70,7 @@ def read_html(path: Path) -> Document:
 
 
 def read_markdown(path: Path) -> Document:
-    """Read Markdown by converting it to HTML. The title is in the front matter, or a heading.
+    """Read a Markdown file. The title is that of the front matter, or else the first heading.
 
     Raises `BadDocument`, and `OSError`.
     """
@@ -99,10 +101,12 @@ def read_markdown(path: Path) -> Document:
 
 
 def _yaml(text: str) -> dict[str, Any]:
-    """Parse a mapping. Raises `ValueError`, `YAMLError` and `RecursionError`."""
+    """Parse front matter in YAML. Raises `ValueError` if it is no mapping, `YAMLError` and
+    `RecursionError`.
+    """
     from yaml import BaseLoader
 
-    # This loader makes only texts, lists and mappings
+    # This loader creates only texts, lists and mappings
     fields = BaseLoader(text).get_single_data() or {}
     if not isinstance(fields, dict):
         raise ValueError("no fields")
@@ -110,7 +114,9 @@ def _yaml(text: str) -> dict[str, Any]:
 
 
 def _no_markup(names: str) -> re.Pattern[str]:
-    """Match each `<` that begins neither a complete comment nor a complete tag named here."""
+    """Return a pattern that matches each `<` that begins neither a complete comment nor a complete
+    tag with one of these names.
+    """
     attribute = r"""\s++[^\s"'<>/=]++(?:\s*+=\s*+(?:"[^"<]*+"|'[^'<]*+'|[^\s"'=<>`]++))?+"""
     return re.compile(
         rf"<(?!/?(?:{'|'.join(names.split())})(?:{attribute})*+\s*+/?>|!--(?:(?!<!--).)*?-->)",
@@ -122,7 +128,7 @@ _NO_MARKUP = {
     "html_inline": _no_markup(f"{' '.join(_INLINE)} br div li ol p ul"),
     "html_block": _no_markup(f"{' '.join(_INLINE | _HEADINGS)} br div li ol p ul {_BLOCKS}"),
 }
-"""Patterns of a `<` in Markdown that is text, as in a sentence about `<script>`."""
+"""Patterns for a `<` in Markdown that is text, as in a sentence about `<script>`."""
 
 
 def _html_block(
@@ -131,7 +137,7 @@ def _html_block(
     end: int,
     silent: bool,
 ) -> bool:
-    """Parse a block of HTML if it begins with markup; otherwise it is a part of a paragraph."""
+    """Parse an HTML block if it begins with markup; return False if it is part of a paragraph."""
     from markdown_it.rules_block import html_block
 
     first = state.bMarks[start] + state.tShift[start]
@@ -156,13 +162,14 @@ def _too_deep(path: Path) -> BadDocument:
 
 
 def _declared(content: bytes) -> str | None:
-    """Return the encoding that the page declares."""
+    """Return the encoding that the page declares; None if there is none."""
     declaration = _CHARSET.search(_COMMENT.sub(b"", content[:2048]))
     return web_encoding((declaration[1] or declaration[2]).decode()) if declaration else None
 
 
 def read_page(html: str, path: Path, title: str | None = None) -> Document:
-    """Parse a page of HTML. Of a page with one `<main>`, only that is read.
+    """Parse an HTML page. If it has exactly one `<main>` element with text, only this element is
+    read.
 
     Raises `BadDocument` for a page whose elements are nested too deeply.
     """
@@ -203,7 +210,9 @@ def read_page(html: str, path: Path, title: str | None = None) -> Document:
 
 
 def _with_end(html: str) -> str:
-    """Put `_END` where the body ends: libxml2 drops text after `</html>`."""
+    """Return the page with `_END` at the end of the body, because libxml2 drops text after
+    `</html>`.
+    """
     last = {tag[0].lower(): tag.start() for tag in _CLOSING_TAG.finditer(html)}
     ends = (start for start in last.values() if _CLOSING.match(html, start))
     place = min(ends, default=len(html))
@@ -211,7 +220,7 @@ def _with_end(html: str) -> str:
 
 
 def read_tree(root: Any) -> list[TextBlock]:
-    """Return the blocks of a tree whose elements have the names of HTML."""
+    """Return the blocks of an lxml tree whose elements have the names of HTML elements."""
     from lxml import etree
 
     return list(_Walk(root, etree).blocks())
@@ -222,13 +231,13 @@ def _chars(blocks: Iterable[TextBlock]) -> int:
 
 
 class _Walk:
-    """Walk a tree, and yield a block for each heading, paragraph, list item and table row."""
+    """Converts a tree to blocks: one for each heading, paragraph, list item and table row."""
 
     def __init__(self, root: Any, etree: Any) -> None:
         self._root = root
         self._etree = etree
         self.unread: Counter[str] = Counter()
-        """Counts of what is left out, and `_END` once it was seen."""
+        """Number of left-out parts by kind; has the key `_END` if the end of the page was seen."""
         self._parts: list[str] = []
         self._heading: str | None = None
         self._preformatted = 0
@@ -249,7 +258,9 @@ class _Walk:
                 yield from self._enter(element)
 
     def _drop(self, element: Any) -> bool:
-        """Return whether an element is left out, and count it if a reader of the page misses it."""
+        """Return True if an element is left out. If readers of the page would see its content,
+        count it in `unread`.
+        """
         if element.tag in ("rt", "rp") and element.getparent().tag not in (
             "ruby",
             "rtc",
@@ -325,5 +336,7 @@ class _Walk:
 
 
 def _has_values(row: Any) -> bool:
-    """Return whether this is a row of values, and not the frame of a part of the page."""
+    """Return True if this is a table row with values, False if the table is only a layout for other
+    content.
+    """
     return len(row) > 1 and next(row.iter("table", *_HEADINGS), None) is None

@@ -1,4 +1,4 @@
-"""Metadata of documents, by which searches can be narrowed."""
+"""Metadata of documents, by which searches can be filtered."""
 
 import io
 import re
@@ -14,10 +14,12 @@ from router.frozen import Frozen
 from router.protocol import Passage
 
 MAX_CHARS = 200
-"""Max characters of a text."""
+"""Max characters of each text."""
 _MAX_TAGS = 20
 _PROPERTIES = ("core.xml", "meta.xml", ".psmdcp")
-"""Ends of the names of the files with the properties of an office document."""
+"""Endings of file names, in the archive of an office document, that contain the document's
+properties.
+"""
 _NAMES = (
     "title",
     "created creation-date creationdate date",
@@ -25,9 +27,11 @@ _NAMES = (
     "path",
     "tags keywords keyword subject",
 )
-"""Names of title, date, author, path and tags in the kinds of documents, the best first."""
+"""Names of title, date, author, path and tags in different kinds of documents, in order of
+preference.
+"""
 _DAY = re.compile(r"\s*(?:D:)?(\d{4})([-/.]?)(\d\d)\2(\d\d)(?!\d\d?\b)")
-"""The day at the beginning of a date in ISO 8601, or of a PDF."""
+"""Matches the day at the beginning of a date in ISO 8601, or in PDF's format."""
 
 
 class Metadata(Frozen, gc=False, omit_defaults=True):
@@ -35,25 +39,25 @@ class Metadata(Frozen, gc=False, omit_defaults=True):
 
     title: str = ""
     date: str = ""
-    """Day of writing or publication: `2020-01-31`."""
+    """Day of writing or publication, such as `2020-01-31`."""
     author: str = ""
     """Authors, separated by `; `."""
     path: str = ""
-    """The document's file, as in `SourceFile.name`, unless the row of a corpus has its own."""
+    """The document's file (`SourceFile.name`), or the path that the row of a corpus states."""
     tags: tuple[str, ...] = ()
 
 
 class StoredPassage(Passage, frozen=True, gc=False):
-    """A passage as an index keeps it."""
+    """A passage with its document's metadata, as an index stores it."""
 
     metadata: Metadata = Metadata()
 
 
 def metadata_of(fields: Mapping[str, Any]) -> Metadata:
-    """Return metadata with texts of at most 200 characters, and at most 20 tags.
+    """Return the metadata in `fields`, with texts of at most 200 characters, and at most 20 tags.
 
-    `fields`: texts and lists of texts by their names (`_NAMES`). Tags are separated by commas or
-    semicolons. Values of other types are left out, and so are dates that cannot be parsed.
+    `fields`: texts and lists of texts, by name (`_NAMES`). Tags are separated by commas or
+    semicolons. Values of other types, and dates that cannot be parsed, are ignored.
     """
     values = [
         next((fields[name] for name in names.split() if fields.get(name)), None) for names in _NAMES
@@ -70,9 +74,9 @@ def metadata_of(fields: Mapping[str, Any]) -> Metadata:
 
 
 def archive_metadata(content: bytes, package: str = "") -> Metadata:
-    """Return the metadata of an archive; it is empty if there is none, or if it is damaged.
+    """Return the metadata in an archive; empty metadata if there is none or it is damaged.
 
-    `package`: name of the file with the metadata; by default, that of an office document.
+    `package`: name of the file with the metadata; empty for the properties of an office document.
     """
     fields = defaultdict[str, list[str]](list)
     with suppress(Exception), zipfile.ZipFile(io.BytesIO(content)) as packed:
@@ -83,7 +87,9 @@ def archive_metadata(content: bytes, package: str = "") -> Metadata:
 
 
 def parsed(xml: bytes) -> Any:
-    """Parse XML, as far as possible, without its entities. Raises `ValueError`."""
+    """Parse XML, as far as it is valid, without resolving entities. Raises `ValueError` if nothing
+    can be parsed.
+    """
     from lxml import etree
 
     parser = etree.XMLParser(

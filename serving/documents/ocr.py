@@ -1,4 +1,4 @@
-"""Text of images and scanned pages, if the extra `ocr` is installed."""
+"""Recognize the text of images and scanned pages, if the extra `ocr` is installed."""
 
 import resource
 import signal
@@ -13,30 +13,30 @@ from serving.dependencies import missing_extra
 from serving.documents.document import Document, TextBlock, Unread, title_of
 
 MAX_PAGES = 50
-"""Max pages of a document that are recognised."""
+"""Max pages of a document for OCR."""
 MAX_SIDE = 1600
-"""Max width and height at which an image is recognised, in pixels."""
+"""Max width and height of an image for OCR, in pixels; larger images are scaled down."""
 MODEL_BYTES = 512 << 20
-"""Memory of the models, in addition to that of a document."""
+"""Memory for the OCR models, in bytes, in addition to the memory for a document."""
 _MAX_MEGAPIXELS = 50
 _PAGE_SECONDS = 60.0
-"""Time that each page adds to the time limit of its document."""
+"""Seconds that each page adds to the time limit of its document."""
 
 
 def has_ocr() -> bool:
-    """Return whether text can be recognised."""
+    """Return True if the extra `ocr` is installed."""
     return find_spec("rapidocr") is not None
 
 
 def how_to_read() -> str:
-    """Return the advice for a document that only OCR can read."""
+    """Return the advice in error messages about a document that only OCR can read."""
     if has_ocr():
         return "leave it out"
     return f"to read it by OCR, run {missing_extra('rapidocr')}; or leave it out"
 
 
 def recognised(image: Any) -> str:
-    """Return the text of a Pillow image, a line for each box of text, from top to bottom."""
+    """Return the text of a Pillow image, with one line per text box, from top to bottom."""
     left, _ = signal.getitimer(signal.ITIMER_REAL)
     if left:
         signal.setitimer(signal.ITIMER_REAL, left + _PAGE_SECONDS)
@@ -53,8 +53,8 @@ def _engine() -> Any:
     return RapidOCR(
         params={
             "Global.log_level": "critical",
-            "Global.use_cls": False,  # it turns lines around that are not upside down
-            "Rec.rec_batch_num": 1,  # lines of different lengths would be padded
+            "Global.use_cls": False,  # would turn lines around that are not upside down
+            "Rec.rec_batch_num": 1,  # larger batches would pad lines of different lengths
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
         }
@@ -62,7 +62,7 @@ def _engine() -> Any:
 
 
 def read_image(path: Path) -> Document:
-    """Read the text of an image, a block for each page of a TIFF.
+    """Read the text of an image, with a block for each page of a TIFF.
 
     Raises `BadDocument`, also if the extra `ocr` is not installed, and `OSError`.
     """

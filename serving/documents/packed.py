@@ -1,4 +1,4 @@
-"""ODT and EPUB: markup in an archive."""
+"""Read ODT and EPUB, which are markup in a ZIP archive."""
 
 import io
 import posixpath
@@ -39,7 +39,7 @@ _AS_HTML = {
     f"{_TABLE}table-row": "tr",
     f"{_TABLE}table-cell": "td",
 }
-"""Elements of ODT, and the elements of HTML that are read in the same way."""
+"""HTML elements that are read in the same way as elements of ODT, by the ODT element."""
 _NOT_READ = {
     f"{_TEXT}tracked-changes": "tracked deletions",
     f"{_DRAW}image": "pictures",
@@ -48,7 +48,7 @@ _NOT_READ = {
 
 
 def read_odt(path: Path) -> Document:
-    """Read a text document of LibreOffice. The title is its property, or the first heading.
+    """Read an ODT text document. The title is the title property, or else the first heading.
 
     Raises `BadDocument`, and `OSError`.
     """
@@ -74,7 +74,7 @@ def read_odt(path: Path) -> Document:
 
 
 def _move_behind_paragraph(note: Any) -> None:
-    """Move a note, which stands within a sentence, behind the paragraph that refers to it."""
+    """Move a note from the middle of a sentence behind the paragraph that refers to it."""
     paragraph = next(note.iterancestors(f"{_TEXT}p", f"{_TEXT}h"), None)
     if paragraph is None:
         return
@@ -88,9 +88,9 @@ def _move_behind_paragraph(note: Any) -> None:
 
 
 def read_epub(path: Path) -> Document:
-    """Read the pages of an electronic book in their order. The title is the book's own.
+    """Read the pages of an e-book in order. The title is that of the book's metadata.
 
-    Raises `BadDocument`, for an encrypted book too, and `OSError`.
+    Raises `BadDocument`, also for an encrypted book, and `OSError`.
     """
     content = read_archive(path, "EPUB")
     packed = zipfile.ZipFile(io.BytesIO(content))

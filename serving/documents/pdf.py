@@ -1,4 +1,4 @@
-"""PDF, page by page."""
+"""Read PDF, page by page."""
 
 import re
 from collections.abc import Iterator
@@ -23,27 +23,29 @@ from serving.documents.ocr import MAX_PAGES, MAX_SIDE, has_ocr, how_to_read, rec
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
 _HYPHEN = re.compile(r"[\ufffe\x02](?:\r?\n)?")
-"""The mark that PDFium sets where a word is divided at the end of a line."""
+"""Matches the mark that PDFium puts where a word is hyphenated at the end of a line."""
 _SHORT_LINE = 0.6
-"""Share of the longest line below which a line ends a paragraph, or is a heading."""
+"""A line shorter than this share of the longest line ends a paragraph, or is a heading."""
 _MAX_SHOWN = 20
-"""Max pages whose numbers are shown."""
+"""Max page numbers that a message lists."""
 _AFTER_TEXT = re.compile(r"(?<=\S)[0-9+−-]+")
-"""Digits and signs that may be superscripts of what is before them."""
+"""Matches digits and signs after text, which may be superscripts."""
 _SAME_LINE = re.compile(r"([⁰¹²³⁴-⁹⁺⁻])\r\n(?= )")
-"""A line break that PDFium sees after a superscript, if the line continues with a space."""
+"""Matches a wrong line break that PDFium adds after a superscript, if the line continues with a
+space.
+"""
 _RAISED = 0.25
-"""Share of its height by which a superscript is higher than the text before it."""
+"""A character is a superscript if it is raised by more than this share of its height."""
 _MAX_SCALE = 150 / 72
-"""Pixels by which a point of a scan is at most rendered."""
+"""Max scale at which scans are rendered, in pixels per point (150 dpi)."""
 _UPRIGHT = 0.01
 """Max angle of a character that is not rotated, in radians."""
 
 
 def read_pdf(path: Path) -> Document:
-    """Read a file, a block for each page.
+    """Read a PDF, with a block for each page.
 
-    Raises `BadDocument`, for a PDF without any text after its last page, and `OSError`.
+    Raises `BadDocument`, for a PDF without any text only after its last page, and `OSError`.
     """
     import pypdfium2
 
@@ -96,7 +98,7 @@ def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:
 
 
 def _text(page: Any) -> str:
-    """Return the text of a page, with superscript digits as superscripts."""
+    """Return the text of a page, with superscripts as Unicode superscripts."""
     text_page = page.get_textpage()
     text: str = text_page.get_text_bounded()
     whole: str = text_page.get_text_range()
@@ -120,7 +122,7 @@ def _text(page: Any) -> str:
 
 
 def _place(text_page: Any, index: int) -> tuple[float, float]:
-    """Return the baseline of a character and its height, which is 0 if it is rotated."""
+    """Return baseline and height of a character; the height is 0 if the character is rotated."""
     from pypdfium2 import raw
 
     x = c_double()
@@ -132,7 +134,7 @@ def _place(text_page: Any, index: int) -> tuple[float, float]:
 
 
 def _paragraphs(text: str) -> str:
-    """Keep the lines, and put blank lines between paragraphs."""
+    """Return the text with the same lines, and with blank lines between paragraphs."""
     lines = [line.strip() for line in text.splitlines()]
     short = _SHORT_LINE * max(map(len, lines), default=0)
     paragraphs = []

@@ -1,7 +1,7 @@
-"""Reading documents in a child process with limits on time, memory and size.
+"""Read documents in a child process with limits on time, memory and size.
 
-`python -m serving.documents.reader SOCKET SECONDS` is the child: it receives paths, and sends the
-parts that `read_parts` yields.
+The child process is `python -m serving.documents.reader SOCKET SECONDS`. It receives paths, and
+sends the results of `read_parts`.
 """
 
 import os
@@ -51,7 +51,7 @@ from serving.documents.text import read_text
 
 
 def _attachment(path: Path, levels: int = 3) -> Document | None:
-    """Read an attachment, in which further messages may be nested in so many levels."""
+    """Read an attachment; None if it is not supported. `levels`: max nesting of messages in it."""
     kind = kind_of(path)
     if read_message := _MESSAGES.get(kind):
         inner = partial(_attachment, levels=levels - 1)
@@ -82,16 +82,18 @@ _READERS: dict[Kind | None, Callable[[Path], Document]] = {
     "image": read_image,
 }
 _MEMORY_BYTES = 1 << 30
-"""Max memory of the child; not enforced on macOS."""
+"""Max memory of the child process; not enforced on macOS."""
 _MAX_CHARS = 256 << 20
 """Max characters of a document."""
 _MIN_UNPACKED_CHARS = 16 << 20
 _CHARS_PER_BYTE = 100
-"""Max characters that a file unpacks to, for each byte of it: no useful text is compressed better.
-A file may unpack to `_MIN_UNPACKED_CHARS` in any case.
+"""Max unpacked characters per byte of a file, since useful text does not compress better.
+`_MIN_UNPACKED_CHARS` are always allowed.
 """
 _PART_CHARS = 100
-"""Characters that are added for each part. Most parts become passages, whose ids stay in memory."""
+"""Number of characters for which each part counts in addition to its text. Most parts become
+passages, whose ids stay in memory.
+"""
 _ENVIRONMENT = (
     "PATH",
     "HOME",
@@ -102,7 +104,7 @@ _ENVIRONMENT = (
     "LD_LIBRARY_PATH",
     "TMPDIR",
 )
-"""Variables that the child inherits; no key is among them."""
+"""Environment variables that the child inherits. API keys are not among them."""
 _PACKAGES = {
     "docx": "python-docx",
     "oxmsg": "python-oxmsg",
@@ -110,12 +112,12 @@ _PACKAGES = {
     "python_calamine": "python-calamine",
     "yaml": "pyyaml",
 }
-"""Packages whose modules have other names."""
+"""Names of packages whose modules have other names, by module."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
 
 
 def read_parts(path: Path) -> Iterator[Part]:
-    """Yield the rows of a file of rows, or the title and then the blocks of a document.
+    """Yield the rows of a corpus file, or the title and then the blocks of a document.
 
     A file of an unknown kind is read as text. Raises `BadDocument` or `BadCorpus` if it cannot be
     read, and `BadConfig` if a package is missing.
@@ -137,7 +139,7 @@ def read_parts(path: Path) -> Iterator[Part]:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Translate exceptions of readers and parsers into `RolegateError`s that name `path`."""
+    """Translate exceptions of readers and parsers to `RolegateError`s that name `path`."""
     try:
         yield
     except (RolegateError, MemoryError, GeneratorExit, KeyboardInterrupt):
@@ -153,7 +155,9 @@ def _errors_of(path: Path) -> Iterator[None]:
             f"{path}: cannot be read ({error.strerror or error}); make it readable, or "
             "leave it out."
         ) from error
-    except BaseException as error:  # parsers raise anything for a damaged file; some panic
+    except (
+        BaseException
+    ) as error:  # parsers may raise anything for a damaged file, even Rust panics
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadDocument(
             f"{path}: damaged, or not what its name says ({reason}); repair it, or leave it out."
@@ -161,7 +165,7 @@ def _errors_of(path: Path) -> Iterator[None]:
 
 
 class _Failed(Frozen):
-    """An error, sent by the child."""
+    """An error that the child process sends."""
 
     kind: str
     """A key of `_ERRORS`."""
@@ -172,10 +176,12 @@ _decoder = msgspec.msgpack.Decoder(list[Part] | _Failed)
 
 
 class DocumentReader:
-    """A child process that reads files; started by the first file, and again after a failure."""
+    """A child process that reads files. It is started for the first file, and again after a
+    failure.
+    """
 
     def __init__(self, *, seconds: float = 60.0) -> None:
-        """`seconds`: time limit for a document, or for a batch of rows."""
+        """`seconds`: time limit for each document, and for each batch of rows of a corpus."""
         self._seconds = seconds
         self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
 
@@ -186,14 +192,14 @@ class DocumentReader:
         self._end()
 
     def read(self, path: Path) -> Iterator[Part]:
-        """Read one file as `read_parts` does. Raises what that raises, and `DocumentTooLarge`."""
+        """Yield the parts of a file. Raises the errors of `read_parts`, and `DocumentTooLarge`."""
         self._running = process, wire = self._running or self._start()
         is_usable = False
         try:
             wire.send_bytes(os.fsencode(path))
             while batch := _decoder.decode(wire.recv_bytes()):
                 if isinstance(batch, _Failed):
-                    # After a large file the memory may not be free again
+                    # After a large file, the child may not have freed its memory
                     is_usable = batch.kind != "DocumentTooLarge"
                     raise _ERRORS[batch.kind](batch.message)
                 yield from batch
@@ -207,7 +213,7 @@ class DocumentReader:
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, theirs = Pipe()
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
-        # Threads of numerical libraries take memory
+        # Limit threads of numerical libraries, because they take memory
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         with theirs:
             process = subprocess.Popen(  # noqa: S603
@@ -228,7 +234,7 @@ class DocumentReader:
                     **threads,
                     "PYTHONPATH": os.pathsep.join(sys.path),
                 },
-                # Ctrl-C is for this process only, which then ends the child
+                # Ctrl-C must reach only this process, which then ends the child
                 start_new_session=True,
             )
         return process, ours
@@ -242,7 +248,7 @@ class DocumentReader:
             process.wait()
 
     def _error(self, path: Path, code: int) -> RolegateError:
-        """Return the error for a child that ended with `code` while it read."""
+        """Return the error for a child process that ended with `code` while reading `path`."""
         if code >= 0:
             return BadConfig(
                 f"{path}: the process that reads documents ended with status {code}; "
@@ -261,7 +267,9 @@ class DocumentReader:
 
 
 def _work(wire: Connection, seconds: float) -> None:
-    """Read the files that the parent names, until it closes the connection."""
+    """Run the child process: read the files whose paths the parent sends, until it closes the
+    connection.
+    """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for limit, value, most in (
         (resource.RLIMIT_CORE, 0, 0),
@@ -289,7 +297,9 @@ def _work(wire: Connection, seconds: float) -> None:
 
 
 def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
-    """Yield the parts in batches. A timer of the system ends this process if it takes too long."""
+    """Yield the parts of a file in batches. If reading takes too long, a system timer ends this
+    process.
+    """
     parts = batches(read_parts(path), _chars)
     left = seconds
     chars = 0
@@ -325,7 +335,7 @@ def _chars(part: Part) -> int:
 
 
 def _exit_with(wire: Connection) -> None:
-    """End this process as soon as the parent closes the connection, also by being killed."""
+    """End this process as soon as the parent closes the connection or is killed."""
     poll = select.poll()
     poll.register(wire.fileno(), 0)
     poll.poll()

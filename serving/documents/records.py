@@ -1,4 +1,4 @@
-"""JSON: a list of records, or one record."""
+"""Read JSON: a list of records, or one record."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -20,14 +20,14 @@ _lines = msgspec.json.Decoder()
 _MAX_DEPTH = 10
 _MAX_FIELDS = 10_000
 _MAX_NAME_CHARS = 200
-"""Max characters of a field's name, which every field inside it repeats."""
+"""Max characters of a field's name, which is repeated for every nested field."""
 
 
 def read_records(path: Path) -> Document:
-    """Read a JSON value, or one on each line, with a block for each record.
+    """Read a file with a JSON value, or with one on each line. Each record becomes a block.
 
-    A block reads `name: Ada | born: 1815`. Records are the objects of a list, or of the only list
-    in an object. Raises `BadDocument`, `ValueError` for invalid JSON, and `OSError`.
+    A block has a text such as `name: Ada | born: 1815`. Records are the items of a list, or of the
+    only list in an object. Raises `BadDocument`, `ValueError` for invalid JSON, and `OSError`.
     """
     text = decode(read_content(path, MAX_MARKUP_BYTES), path)
     try:
@@ -60,7 +60,9 @@ def _text(record: Any) -> str:
 
 
 def _fields(value: Any, name: str, depth: int) -> Iterator[str]:
-    """Yield the fields of a value as `name: value`; those of inner objects as `outer.inner`."""
+    """Yield the fields of a value as `name: value`. Fields of nested objects have names such as
+    `outer.inner`.
+    """
     if isinstance(value, dict) and depth < _MAX_DEPTH:
         for key, inner in value.items():
             yield from _fields(

@@ -1,6 +1,6 @@
-r"""Rows: passages that are already cut, in JSON lines or Parquet.
+r"""Read rows, which are passages that are already cut, from JSON lines or Parquet.
 
-A row is `{"id": …, "title": …, "text": …}`, or, as in FlashRAG, `{"id": …, "contents":
+A row is `{"id": …, "title": …, "text": …}` or, in FlashRAG's format, `{"id": …, "contents":
 "title\ntext"}`.
 """
 
@@ -37,7 +37,7 @@ _decoder = msgspec.json.Decoder(_RawRow)
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, StoredPassage]]:
-    """Yield the rows in order, each with its file and line. Blank lines are skipped.
+    """Yield (place, row) for each row in order; the place is `FILE:LINE`. Blank lines are skipped.
 
     Raises `BadCorpus`, with file and line, at the first invalid row.
     """
@@ -51,7 +51,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, StoredPassage]]:
 
 
 def has_rows(path: Path) -> bool:
-    """Return whether the first line of a file is a row of a corpus."""
+    """Return True if the first line of a file is a row of a corpus."""
     with open_content(path) as file:
         first = file.readline(_MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
     try:

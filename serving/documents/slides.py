@@ -1,4 +1,4 @@
-"""PPTX: the slides in their order, with their notes."""
+"""Read PPTX: the slides in order, with their notes."""
 
 import io
 import re
@@ -11,12 +11,12 @@ from serving.documents.document import Document, TextBlock, packed_document, rea
 
 _NOT_READ = {"PICTURE": "pictures", "CHART": "charts", "MEDIA": "media", "DIAGRAM": "diagrams"}
 _FILE_NAME = re.compile(r"\A\S+\.\w{3,4}\Z")
-"""A description of a picture that is only its file's name."""
+"""Matches a picture's description that is only a file name."""
 _EMBEDDED = ("EMBEDDED_OLE_OBJECT", "LINKED_OLE_OBJECT")
 
 
 def read_pptx(path: Path) -> Document:
-    """Read a presentation. The title is the property of that name, or the first heading.
+    """Read a presentation. The title is the title property, or else the first heading.
 
     Raises `BadDocument`, and `OSError`.
     """
@@ -24,7 +24,7 @@ def read_pptx(path: Path) -> Document:
 
     content = read_archive(path, "PPTX")
     package: Any = Package.open(io.BytesIO(content))
-    file = package.presentation_part.presentation  # `Presentation` refuses shows
+    file = package.presentation_part.presentation  # `pptx.Presentation` refuses slide shows (.ppsx)
     blocks: list[TextBlock] = []
     unread: Counter[str] = Counter()
     for number, slide in enumerate(file.slides, 1):
@@ -46,7 +46,9 @@ def read_pptx(path: Path) -> Document:
 
 
 def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:
-    """Yield the texts of a shape and of those inside it, and a text for each row of a table."""
+    """Yield the texts of a shape and of nested shapes, and a text for each row of a table.
+    `unread`: number of left-out parts by kind; is updated.
+    """
     kind = shape.shape_type.name if shape.shape_type is not None else ""
     if kind == "GROUP":
         for inner in shape.shapes:

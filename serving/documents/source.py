@@ -1,4 +1,4 @@
-"""The files that an index is built from."""
+"""Find the files from which an index is built."""
 
 import os
 import stat
@@ -16,12 +16,12 @@ _MAX_SHOWN_CHARS = 1000
 
 
 class SourceFile(Frozen):
-    """A file and its state when it was found."""
+    """A file, with size and time of change when it was found."""
 
     name: str
-    """Path from the given folder's name on, with slashes, escaped."""
+    """Path that begins with the name of the given folder, with slashes, and escaped (`escaped`)."""
     path: str
-    """Absolute path; bytes that are not UTF-8 are surrogates, as in `os.fsdecode`."""
+    """Absolute path. Bytes that are not UTF-8 are surrogates, as in `os.fsdecode`."""
     size_bytes: int
     mtime_ns: int
     """Time of the last change, in nanoseconds of Unix time."""
@@ -31,21 +31,21 @@ class FoundFiles(Frozen):
     """The files at the given places."""
 
     sources: tuple[SourceFile, ...]
-    """Sorted by name; names are unique."""
+    """Files to read, sorted by name. Names are unique."""
     passed_over: tuple[str, ...]
-    """Paths of files of other kinds."""
+    """Paths of files of unsupported kinds."""
     links: tuple[str, ...]
-    """Paths that were not followed, such as symbolic links and folders without permission, each
-    with the reason.
+    """Paths that were not followed, such as links to other folders and folders without permission,
+    each with the reason.
     """
 
 
 def find_sources(places: Sequence[Path]) -> FoundFiles:
     """Find all documents at or below `places`, each file once.
 
-    Hidden files and folders are ignored. Links are followed only to files below their place. A
-    place that is itself a file of an unknown kind counts as text. Raises `BadDocument` for a place
-    without readable files, and for two files with the same name.
+    Hidden files and folders are ignored. Links are followed only to files below the same place. A
+    place that is a file of an unknown kind is read as text. Raises `BadDocument` for a place
+    without readable files, and if two files have the same name.
     """
     by_name: dict[str, SourceFile] = {}
     seen: set[tuple[int, int]] = set()
@@ -83,7 +83,9 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
 
 
 def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield everything but folders at or below `base`, and add to `links` what is not followed."""
+    """Yield path and status of everything but folders at or below `base`. Add paths that are not
+    followed to `links`.
+    """
 
     def skip(path: str | Path, reason: str | None) -> None:
         links.append(f"{escaped(str(path))[:_MAX_SHOWN_CHARS]}: {reason}.")
@@ -92,7 +94,9 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
         yield base, base.stat()
         return
     root = base.resolve()
-    outside = f"a link to no file in {escaped(str(base))}; name what it leads to as well"
+    outside = (
+        f"a link to no file in {escaped(str(base))}; to index its target, name the target, too"
+    )
     walk = os.walk(base, onerror=lambda error: skip(error.filename, error.strerror))
     for folder, folders, names in walk:
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -113,7 +117,7 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
 
 
 def _is_read(path: Path) -> bool:
-    """Return whether a file is of a readable kind.
+    """Return True if a file is of a readable kind.
 
     A file that cannot be opened counts as readable, so that its reader reports the reason.
     """
@@ -129,6 +133,6 @@ def _is_read(path: Path) -> bool:
 def _add(by_name: dict[str, SourceFile], source: SourceFile) -> None:
     if (other := by_name.setdefault(source.name, source)) is not source:
         raise BadDocument(
-            f"{escaped(source.path)} and {escaped(other.path)}: both would have the name "
-            f"{source.name!r}; give the folder above both, or rename one."
+            f"{escaped(source.path)} and {escaped(other.path)}: both have the name "
+            f"{source.name!r}; name the folder above both, or rename one."
         )

@@ -1,4 +1,4 @@
-"""Plain text, in one or several encodings."""
+"""Read plain text in any encoding, or in a mixture of UTF-8 and another encoding."""
 
 import codecs
 import re
@@ -19,16 +19,18 @@ _CONTROL = re.compile(rb"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 _NO_ASCII = re.compile(rb"[\x80-\xff]")
 _SAMPLE_BYTES = 64 << 10
 _MIN_BYTES = 4
-"""Min bytes outside ASCII from which an encoding is guessed."""
+"""Min number of non-ASCII bytes for guessing an encoding."""
 _CP1252_SHARE = 0.6
-"""Share of the best confidence at which cp1252 is preferred."""
+"""cp1252 is preferred if its confidence is at least this share of the best confidence."""
 _WHOLE = frozenset(("iso2022_jp_2", "iso2022_kr", "utf-16-be", "utf-16-le"))
-"""Encodings in which ASCII bytes are parts of other letters; only they contain `_SIGNS`."""
+"""Encodings in which ASCII bytes are parts of other characters. Texts in other encodings contain
+none of `_SIGNS`.
+"""
 _SIGNS = (b"\0", b"\x1b$")
 _PAIRS = frozenset(("big5hkscs", "cp932", "cp949", "euc_jis_2004", "gb18030"))
-"""Chinese, Japanese and Korean encodings, in which a line may look like UTF-8."""
+"""Chinese, Japanese and Korean encodings, in which a line may be valid UTF-8 by chance."""
 _NO_LETTER = re.compile("[\uf8f0-\uf8f3]")
-"""Private characters to which Python decodes undefined bytes of cp932."""
+"""Private use characters that Python returns for undefined bytes of cp932."""
 _ALPHABETS = "cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp866 cp874 iso8859-5 koi8-r".split()
 _READ_AS = {
     "gbk": "gb18030",
@@ -38,7 +40,9 @@ _READ_AS = {
     "replacement": None,
     "x-user-defined": None,
 }
-"""Encodings by which others are decoded: a superset, or UTF-8 if ASCII could be read so far."""
+"""Encodings to use instead of declared ones: a superset; UTF-8 for UTF-16, because the declaration
+could be read as ASCII; None to ignore the declaration.
+"""
 
 
 def read_text(path: Path) -> Document:
@@ -47,7 +51,9 @@ def read_text(path: Path) -> Document:
 
 
 def web_encoding(label: str) -> str | None:
-    """Return Python's name of the encoding that a label means on the web; None if unknown."""
+    """Return Python's name for an encoding label of the web, such as `latin1`; None if it is
+    unknown.
+    """
     from webencodings import lookup
 
     encoding = lookup(label)
@@ -59,10 +65,11 @@ def web_encoding(label: str) -> str | None:
 
 
 def decode(content: bytes, path: Path, declared: str | None = None) -> str:
-    """Decode by the byte order mark, as UTF-8, as `declared`, or as guessed.
+    """Decode content by its byte order mark, as UTF-8, in the encoding `declared`, or in a guessed
+    encoding.
 
-    Lines that are UTF-8 in a file that otherwise is not are decoded as UTF-8. Undefined bytes
-    become U+FFFD. Raises `BadDocument` for binary content; `path` is for the message.
+    In a file in another encoding, lines that are valid UTF-8 are still decoded as UTF-8. Undefined
+    bytes become U+FFFD. Raises `BadDocument` for binary content. `path`: for the message.
     """
     if mark := _mark(content):
         return content.decode(_MARKS[mark], "replace").removeprefix("\ufeff")
@@ -84,19 +91,21 @@ def decode(content: bytes, path: Path, declared: str | None = None) -> str:
 
 
 def is_binary(content: bytes) -> bool:
-    """Return whether content is no text: zeros or many control characters, and no known mark."""
+    """Return True if content is no text: it has zero bytes or many control characters, but neither
+    a byte order mark nor an encoding that explains them.
+    """
     sample = content[:_SAMPLE_BYTES]
     has_control = b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample)
     return has_control and not _mark(content) and not _whole(content)
 
 
 def _mark(content: bytes) -> bytes | None:
-    """Return the byte order mark."""
+    """Return the byte order mark; None if there is none."""
     return next((mark for mark in _MARKS if content.startswith(mark)), None)
 
 
 def _whole(content: bytes) -> str | None:
-    """Guess an encoding of `_WHOLE`."""
+    """Return the encoding if it is likely to be one of `_WHOLE`, else None."""
     guessed = _guessed(content) if any(sign in content for sign in _SIGNS) else None
     return guessed if guessed in _WHOLE else None
 

@@ -1,4 +1,4 @@
-"""Run a program, and end it and all its descendants when the parent of this process dies.
+"""Run a program. When the parent of this process dies, end the program and all its descendants.
 
 Linux can signal a child when its parent dies (`PR_SET_PDEATHSIG`), but not the grandchildren, and
 launchers such as `npx` run the real server as their child. So this supervisor runs between the

@@ -21,11 +21,11 @@ Log = Callable[[str], None]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
-"""Names of CPU features, on x86 and ARM, that mean that the CPU has bf16 instructions."""
+"""CPU features, on x86 and ARM, that show that the CPU has bf16 instructions."""
 _ADAPTER_SLOTS = MAX_LOADED + 1
-"""Number of adapter slots of an engine, one more than are ever used. On a CPU, vLLM 0.32 gives a
-call without an adapter the slot index -1, and so applies the adapter in the last slot. That slot
-must therefore stay empty.
+"""Number of adapter slots of an engine: one more than are used. On a CPU, vLLM 0.32 gives a call
+without an adapter the slot index -1, and so would apply an adapter in the last slot. Therefore, the
+last slot must stay empty.
 """
 _LOGS = Path("~/.cache/rolegate/logs")
 _THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
@@ -47,8 +47,8 @@ def cores() -> int:
 
 
 def computes_in_bf16(described: Path = _CPUINFO) -> bool:
-    """Return whether the CPU has instructions for bf16, according to `described`, a file such as
-    /proc/cpuinfo. True if the file cannot be read or lists no CPU features.
+    """Return True if the CPU has bf16 instructions. `described`: file in the format of
+    /proc/cpuinfo. Also return True if the file cannot be read or lists no CPU features.
     """
     try:
         text = described.read_text()
@@ -59,10 +59,10 @@ def computes_in_bf16(described: Path = _CPUINFO) -> bool:
 
 
 def precision(arguments: Sequence[str], *, on_cpu: bool, bf16: bool) -> tuple[str, ...]:
-    """Return the options for vLLM that set its precision. They select fp32 on a CPU without bf16
-    instructions, unless `arguments` contain `--dtype`; otherwise there are none.
+    """Return the vLLM options for the precision: fp32 on a CPU without bf16 instructions, unless
+    `arguments` contain `--dtype`; otherwise none.
 
-    On such a CPU, bf16 is emulated and takes 1.5 times as long as fp32.
+    A CPU without bf16 instructions emulates bf16, which takes 1.5 times as long as fp32.
     """
     is_chosen = any(argument.partition("=")[0] == "--dtype" for argument in arguments)
     return () if is_chosen or bf16 or not on_cpu else ("--dtype", "float32")
@@ -83,13 +83,13 @@ async def engine(
     URL, `http://…/v1`.
 
     If the engine dies or hangs, `on_change` is called, and the engine is restarted at the same
-    address, without the adapters that were loaded. A computation that hangs is not noticed, because
-    vLLM still answers health checks; calls then end by their timeouts.
+    address, without the adapters that were loaded. If only a computation hangs, the engine is not
+    restarted, because vLLM still answers health checks; the calls then time out.
 
-    `cpu_threads`: number of threads of an engine on a CPU. The threads spin while they wait, so if
+    `cpu_threads`: number of threads of an engine on a CPU. The threads spin while they wait. So if
     all engines together have more threads than there are cores, every engine gets several times
-    slower. `logs`: folder of the file for vLLM's output; the file is deleted unless the engine has
-    failed. Raises `BadConfig` if vLLM is not installed or does not start.
+    slower. `logs`: folder for the file with vLLM's output; the file is deleted unless the engine
+    has failed. Raises `BadConfig` if vLLM is not installed or does not start.
     """
     if importlib.util.find_spec("vllm") is None:
         raise BadConfig(
@@ -146,7 +146,7 @@ def _command(config: EngineConfig, served: list[str], port: int) -> list[str]:
 
 
 def _on_cpu() -> bool:
-    """Return whether the CPU build of vLLM is installed."""
+    """Return True if the CPU build of vLLM is installed."""
     try:
         importlib.metadata.distribution("vllm-cpu")
     except importlib.metadata.PackageNotFoundError:
@@ -156,7 +156,7 @@ def _on_cpu() -> bool:
 
 def _environment(config: EngineConfig, cpu_threads: int) -> dict[str, str]:
     environment = {**_ENVIRONMENT, "OMP_NUM_THREADS": str(cpu_threads)}
-    if Path(config.path).is_absolute():  # a local model needs no hub
+    if Path(config.path).is_absolute():  # a local model needs no access to the Hugging Face hub
         environment["HF_HUB_OFFLINE"] = "1"
     if config.adapter_rank:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"

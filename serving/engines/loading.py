@@ -1,4 +1,4 @@
-"""Loading published versions into the running engine of the execution role."""
+"""Load published versions of the executor into the executor's running engine."""
 
 import asyncio
 from collections.abc import Callable, Container, Mapping
@@ -16,12 +16,12 @@ from serving.engines.versions import VersionManifest, base_sha256, verified
 
 _log = structlog.get_logger("versions")
 MAX_LOADED = 7
-"""Max number of versions loaded in an engine."""
+"""Max number of versions that are loaded in an engine at a time."""
 
 
 class Loading:
-    """Loads versions of the executor into its engine by name. If the engine is full, it unloads the
-    version that was requested longest ago and is not in use.
+    """Loads versions of the executor into its engine, by name. If the engine is full, the version
+    whose last request is longest ago is unloaded, unless it is in use.
     """
 
     def __init__(
@@ -31,8 +31,8 @@ class Loading:
         session: aiohttp.ClientSession,
         in_use: Callable[[], Container[str]] = frozenset,
     ) -> None:
-        """`engines`: base URLs by engine name. `in_use`: returns the versions that must stay
-        loaded.
+        """`engines`: base URLs by engine name. `in_use`: returns the versions that must not be
+        unloaded.
         """
         self._role = config.roles.execution
         self._versions = config.versions
@@ -45,7 +45,7 @@ class Loading:
         self._replicas = [Adapters(session, url, key) for url in urls]
         self._changing = asyncio.Lock()
         self._loaded: dict[str, None] = {}
-        """The loaded versions as keys, the one requested longest ago first."""
+        """The loaded versions as keys, in the order of their last requests."""
         self._in_use = in_use
 
     async def first(self) -> tuple[str, str] | None:
@@ -78,7 +78,7 @@ class Loading:
             loading = (adapters.load(version, folder) for adapters in self._replicas)
             results = await asyncio.gather(*loading, return_exceptions=True)
             failures = [result for result in results if isinstance(result, Exception)]
-            # A replica that cannot be reached loads the version when it has refused a call for it
+            # A replica that is unreachable now loads the version when it has refused a call for it
             for failure in failures:
                 unreachable = isinstance(failure, UpstreamUnavailable)
                 if not unreachable or len(failures) == len(self._replicas):
@@ -93,8 +93,8 @@ class Loading:
         the engine are in use.
         """
         # All adapters in an engine of the config are versions, even if another gateway loaded them,
-        # so any of them may be unloaded. A server at `base_url` may have adapters of other users,
-        # so only versions that were loaded here are unloaded there.
+        # so each may be unloaded. A server at `base_url` may also have adapters of other users,
+        # so only versions that this gateway has loaded are unloaded.
         in_engine = await self._replicas[0].names() if self._role.engine else []
         others = [name for name in dict.fromkeys((*self._loaded, *in_engine)) if name != version]
         in_use = self._in_use()

@@ -1,4 +1,4 @@
-"""An HTTP server as a child process, which can be started and stopped repeatedly on one port."""
+"""An HTTP server as a child process, which can be restarted on the same port."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from router.errors import BadConfig
 from router.frozen import Frozen
 
 OnChange = Callable[[str | None], None]
-"""A function that is called with the reason when a server is down, and with None when it is up
+"""Callback that is called with the reason when a server goes down, and with None when it is up
 again.
 """
 
@@ -33,8 +33,8 @@ DYING_WITH_PARENT = (
     if sys.platform == "linux"
     else ()
 )
-"""Words to put before a command. On Linux, the command's program and its descendants then end when
-this process dies, even if this process is killed. Elsewhere, there are none.
+"""Prefix for a command. On Linux, it makes the command's program and all descendants end when this
+process dies, even if it is killed. Empty on other systems.
 """
 _log = structlog.get_logger("engine")
 
@@ -49,11 +49,11 @@ class ServerProcess:
     port: int
     """Port on 127.0.0.1."""
     log: Path
-    """File for its output."""
+    """File to which the server's output is appended."""
     environment: Mapping[str, str]
     """Environment variables of the server, unless this process's environment sets them."""
     ready_within_s: float
-    """Max seconds until it is ready."""
+    """Max seconds until the server is ready."""
     _process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -87,11 +87,11 @@ class ServerProcess:
 
     @property
     def end(self) -> str:
-        """How the process has ended, as the end of a sentence about it."""
+        """Text about how the process has ended, such as `ended with code 1`."""
         return f"ended with code {self._process.returncode if self._process else None}"
 
     async def answers(self, within_s: float) -> bool:
-        """Return whether the server answers a health check with 200 within `within_s` seconds."""
+        """Return True if the server answers a health check with 200 within `within_s` seconds."""
         with contextlib.suppress(aiohttp.ClientError, OSError, TimeoutError):
             async with (
                 aiohttp.ClientSession() as session,
@@ -119,20 +119,20 @@ class ServerProcess:
 
 
 class Watch(Frozen):
-    """Intervals and limits by which `keep_running` supervises a server."""
+    """Intervals and limits with which `keep_running` watches a server. All times are in seconds."""
 
     within_s: float
     """Timeout of a health check."""
     every_s: float = 2.0
     """Interval of health checks."""
     misses: int = 3
-    """Failed checks in a row after which the server counts as hanging."""
+    """Number of failed checks in a row after which the server counts as hanging."""
     first_pause_s: float = 1.0
     """Pause before the first restart; it doubles with each restart."""
     longest_pause_s: float = 60.0
     """Max pause before a restart."""
     good_after_s: float = 60.0
-    """Uptime after which the next restart is preceded by `first_pause_s` again."""
+    """Uptime after which the pause before the next restart is `first_pause_s` again."""
 
 
 async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch) -> None:
@@ -160,7 +160,7 @@ async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch
             except (
                 BadConfig,
                 OSError,
-            ) as error:  # an OSError, for example, if the disk is full or memory is short
+            ) as error:  # an OSError, for example, if disk or memory is full
                 reason = str(error)
         on_change(None)
         _log.info("engine.up", name=process.name)

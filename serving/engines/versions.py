@@ -1,5 +1,5 @@
-"""The folder of published versions of the executor: publish the next version, and verify a
-version's files against its manifest.
+"""The folder of published versions of the executor. Publish a version, and verify a version's files
+against its manifest.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ MANIFEST = "manifest.json"
 
 
 class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
-    """The manifest of a published version: what it is, how it was trained, and its files."""
+    """The manifest of a published version: its kind, its training, and its files."""
 
     format: Literal[1] = 1
     version: str
@@ -31,9 +31,9 @@ class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
     a whole model, which is served instead of the base model.
     """
     base_model: str
-    """Name under which an engine serves the base model; the same name was used in the training."""
+    """Name of the base model: the `model` of roles.execution in the config."""
     base_sha256: str
-    """SHA-256 of the base model's `model.safetensors`, or if the weights are in several files, of
+    """SHA-256 of the base model's `model.safetensors`; if the weights are in several files, of
     `model.safetensors.index.json`. Empty if unknown.
     """
     rank: int | None = None
@@ -41,16 +41,20 @@ class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
     recipe: dict[str, Any]
     """All options of the training."""
     data: dict[str, Any]
-    """Figures and digests of the data set and its sources."""
+    """Manifest of the step that made the training data, with the manifests of the steps before it.
+    """
     evaluation: dict[str, Any] | None = None
-    """Results of this version and of the previous one; None if it was not evaluated."""
+    """Evaluation of this version against the previous one (`evaluation.json`); None if there is
+    none.
+    """
     git_revision: str = ""
-    """Git revision of the training code. Only set in versions that earlier releases have published.
+    """Git revision of the training code. Set only in versions that were published by earlier
+    releases.
     """
     created_at: str
     """Time of the publication in ISO 8601, UTC."""
     files: dict[str, str]
-    """SHA-256 of each file of the version but the manifest, by its path in the folder."""
+    """SHA-256 of each file of the version, except the manifest, by its path in the folder."""
 
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -93,8 +97,8 @@ def verified(folder: Path) -> VersionManifest:
 
 
 def base_sha256(model: Path) -> str:
-    """Return the SHA-256 of the weights in a model's folder, or if they are in several files, of
-    their index. Empty if the folder has none of `WEIGHTS`.
+    """Return the SHA-256 of the weights in a model's folder; if the weights are in several files,
+    of their index. Empty if the folder has none of `WEIGHTS`.
     """
     return next(
         (_sha256_of(model / name) for name in WEIGHTS if (model / name).is_file()),
@@ -121,10 +125,11 @@ def write_version(
     """Publish the files in `content` as the next version in `folder`, and return the version's
     folder.
 
-    `manifest`: its `version` and `files` are set here. `taken`: names of versions that are
-    registered in a database, which must not be used again. The version is written to a hidden
-    folder and then renamed, so that it appears with all its files. If a call is killed, the next
-    call removes its hidden folder. Raises `BadVersion` if the version cannot be written.
+    `manifest`: manifest of the version; `version` and `files` are filled in. `taken`: names of
+    versions that are registered in a database, which must not be used again. The version is written
+    to a hidden folder, which is then renamed, so that it appears with all its files. If a call is
+    killed, the next call removes the hidden folder. Raises `BadVersion` if the version cannot be
+    written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -146,14 +151,14 @@ def write_version(
     except OSError as error:
         where = error.filename or folder
         raise BadVersion(
-            f"{where}: {error.strerror}; no version was published. Fix that and publish again."
+            f"{where}: {error.strerror}; no version was published. Fix this, and publish again."
         ) from error
     return folder / version
 
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder while the context is open, so that no other process publishes in it."""
+    """Lock the folder while the context is open, so that no other process can publish in it."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,6 +1,4 @@
-"""Adoption of an index that another program built, from a FAISS file and the corpus that the file
-was built from.
-"""
+"""Adopt an index that another program built, given its FAISS file and its corpus."""
 
 import shutil
 from collections.abc import Sequence
@@ -25,11 +23,11 @@ from serving.retrieval.passages import (
 )
 
 SAME_EMBEDDER = 0.98
-"""Min agreement (median cosine) of the vectors of two embedders that count as the same. It is below
-1, because the embedders may compute in different precision.
+"""Min median cosine between the vectors of two embedders that count as the same embedder. It is
+below 1, because the embedders may compute in different precision.
 """
 _CHECKED = 16
-"""Number of passages that are embedded again, to check the embedder."""
+"""Number of sample passages that are embedded again to check the embedder."""
 _UNLIMITED = 1 << 40
 """Token limit that no row of a corpus reaches, so that rows are not split."""
 
@@ -40,11 +38,11 @@ def agreement(
     embedder: Embedder,
     rows: Sequence[int],
 ) -> float:
-    """Embed the passages of `rows` again, and return the median cosine between the stored and the
-    new vectors. Return NaN if stored vectors are damaged.
+    """Embed the passages `rows` again, and return the median cosine between the stored and the new
+    vectors; NaN if stored vectors are damaged.
 
-    Blocks. Raises `RuntimeError` if the index does not keep its vectors, and the errors of
-    `embedder`.
+    Blocks. Raises `RuntimeError` if the index does not store the original vectors, and the errors
+    of `embedder`.
     """
     stored = dense.vectors(np.array(rows))
     computed = embedder.embed([embedded_text(passages[row]) for row in rows], queries=False)
@@ -58,7 +56,7 @@ def adopt_index(
     out: Path,
     embedder: Embedder,
 ) -> Manifest:
-    """Make a new index in the folder `out` from a FAISS file and its corpus, and return the
+    """Create an index in the folder `out` from a FAISS file and its corpus, and return the
     manifest. Row n of the corpus must belong to vector n of the file.
 
     Raises `BadIndex` if file and corpus do not belong together, or if `embedder` computes other
@@ -136,14 +134,14 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
 
 
 def _is_of_embedder(passages: PassageStore, dense: VectorIndex, embedder: Embedder) -> bool:
-    """Return whether, for a sample of the passages, the embedder computes the stored vectors."""
+    """Return True if the embedder computes the stored vectors for a sample of the passages."""
     rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
     try:
         return agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # False for NaN
-    except RuntimeError:  # the index does not keep its vectors, as an IVF index
+    except RuntimeError:  # the index does not store its vectors, such as an IVF index
         texts = [embedded_text(passages[row]) for row in rows]
         results = dense.search(embedder.embed(texts, queries=False), 10)
 
-    # If vectors cannot be compared, a search for a passage must find it, for most passages
+    # If vectors cannot be compared, a search for a passage's text must find the passage, mostly
     ranked = zip(rows, results, strict=True)
     return 2 * sum(row in {hit.row for hit in hits} for row, hits in ranked) > len(rows)

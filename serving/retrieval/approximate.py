@@ -1,9 +1,9 @@
-"""Approximate search with a small index of FAISS, such as `HNSW32,SQ8`, which is in memory.
+"""Approximate search with a compact FAISS index in memory, such as `HNSW32,SQ8`.
 
-A build appends new passages to the small index. Passages that are gone stay in it, but their ids
-belong to no row from then on. So a build costs what has changed, also for HNSW, which cannot remove
-anything. Once at most half of the entries belong to rows, the index is trained and filled again. A
-filling that was interrupted continues from its last copy on the disk.
+A build appends new passages to the compact index. Removed passages stay in it, but their ids no
+longer belong to a row. So the cost of a build depends on what has changed, even for HNSW, which
+cannot remove entries. When at most half of the entries still belong to rows, the index is trained
+and filled again. An interrupted filling continues from its last copy on disk.
 """
 
 import time
@@ -22,23 +22,23 @@ from serving.retrieval.faiss_index import FaissIndex, read_faiss, write_faiss
 from serving.retrieval.passages import PassageStore
 
 _COPY_S = 60.0
-"""Min seconds between two copies of a filling on the disk."""
+"""Min seconds between two copies to disk of an index that is being filled."""
 _PQ_CENTROIDS = 256
 _LEAST_PER_CENTROID = 39
-"""Min number of passages for each list or centroid, as FAISS demands for its training."""
+"""Min number of passages per list or centroid that FAISS requires for training."""
 _LEAST_HNSW = 1000
 _TRAINING = 64
-"""Number of vectors of the training for each list or centroid."""
+"""Number of training vectors per list or centroid."""
 _LEAST_TRAINING = 65_536
 _HNSW_BREADTH = 128
 
 
 class ApproximateStore:
-    """The `VectorStore` of a factory of FAISS."""
+    """The `VectorStore` for an index type given as a FAISS index factory string."""
 
     def __init__(self, factory: str, memory_gb: float = 4.0, breadth: int | None = None) -> None:
-        """`factory`: a text that `FACTORY` matches. See `IndexConfig` for `memory_gb` and
-        `breadth`.
+        """`factory`: FAISS index factory string; must match `FACTORY`. See `IndexConfig` for
+        `memory_gb` and `breadth`.
         """
         shape = FACTORY.fullmatch(factory)
         assert shape is not None
@@ -53,10 +53,12 @@ class ApproximateStore:
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """See `VectorStore.build`. An index of too few passages for the training is exact."""
+        """See `VectorStore.build`. If there are too few passages for the training, the index is
+        exact.
+        """
         passages = len(PassageStore(folder))
         is_small = passages < (_LEAST_PER_CENTROID * self._centroids or _LEAST_HNSW)
-        # An index of FAISS is copied when it grows, so at times it takes twice its size
+        # FAISS copies an index when it grows, so the index temporarily takes twice its size
         entry_bytes = (self._code_bytes or dimension) + self._links_bytes + 24
         needed = 2 * passages * entry_bytes
         if needed > self._memory_bytes and not is_small:
@@ -82,7 +84,7 @@ class ApproximateStore:
         return True
 
     def _fill(self, folder: Path, ids: Ids, exact: FaissIndex) -> None:
-        """Write the small index to `folder`."""
+        """Write the compact index to `folder`."""
         copy = folder.parent / f".{self._file}"
         index, known = self._start([copy, *folder.parent.glob(f"*/{self._file}")], ids, exact)
         missing = np.flatnonzero(~np.isin(ids, known))
@@ -96,8 +98,9 @@ class ApproximateStore:
         write_faiss(index, folder / self._file)
 
     def _start(self, files: Iterable[Path], ids: Ids, exact: FaissIndex) -> tuple[Any, Ids]:
-        """Return the index to begin with, and the ids in it. It is from the first of `files` of
-        whose entries more than half belong to rows, or else an empty one, which is trained now.
+        """Return the index to start the filling with, and the ids in it. It is loaded from the
+        first of `files` in which more than half of the entries belong to rows. If there is none, it
+        is a newly trained, empty index.
         """
         import faiss
 
@@ -111,7 +114,7 @@ class ApproximateStore:
         index = faiss.index_factory(exact.dimension, factory, faiss.METRIC_INNER_PRODUCT)
         inner = faiss.downcast_index(index.index)
         if hasattr(inner, "do_polysemous_training"):
-            inner.do_polysemous_training = False  # takes minutes, for another kind of search
+            inner.do_polysemous_training = False  # takes minutes, and is not used in these searches
         wanted = max(_TRAINING * self._centroids, _LEAST_TRAINING)
         fitting = int(self._memory_bytes / (8 * exact.dimension))
         size = min(wanted, fitting, len(exact))
@@ -121,10 +124,10 @@ class ApproximateStore:
 
 
 class ApproximateIndex(CandidateIndex):
-    """The opened `VectorIndex` of a factory of FAISS."""
+    """The opened `VectorIndex` of an `ApproximateStore`."""
 
     def __init__(self, folder: Path, file: str, breadth: int) -> None:
-        """`file`: name of the small index in `folder`. `breadth`: see `IndexConfig`."""
+        """`file`: name of the compact index's file in `folder`. `breadth`: see `IndexConfig`."""
         super().__init__(folder)
         self._small = read_faiss(folder / file)
         self._breadth = breadth

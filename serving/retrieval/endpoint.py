@@ -1,4 +1,4 @@
-"""Requests to an endpoint for embeddings or for reranking: JSON over HTTP."""
+"""JSON requests over HTTP to an endpoint for embeddings or reranking."""
 
 from typing import TypeVar
 
@@ -13,10 +13,10 @@ Reply = TypeVar("Reply")
 
 
 class JSONEndpoint:
-    """A model at one URL, which replies to JSON with JSON."""
+    """A model at one URL. Requests and replies are JSON."""
 
     def __init__(self, model: str, url: str, api_key: str | None, timeout_s: float) -> None:
-        """`timeout_s`: timeout of a request."""
+        """`timeout_s`: timeout of a request in seconds, including the connection and the reply."""
         self.upstream = Upstream(model, url, api_key)
         self._url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}

@@ -1,5 +1,5 @@
-"""Vectors in a FAISS file. Own indexes use exact search by inner product; adopted indexes may be of
-any kind that FAISS can read.
+"""Vectors in a FAISS file. Indexes that rolegate builds use exact search by inner product; adopted
+indexes may be of any kind that FAISS can read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,15 +19,15 @@ VECTORS = "dense.faiss"
 _DECIMALS = 6
 _NOISE = 1e-5
 _MORE = 8
-"""Number of rows that are searched beyond `top_k`. FAISS computes scores in single precision, and
-their last bits depend on the batch. So all candidates are scored again in double precision, and
-scores are rounded to `_DECIMALS`. `_NOISE` is an upper bound of the difference.
+"""Number of rows that FAISS returns beyond `top_k`. FAISS computes scores in single precision, and
+their last bits depend on the batch. So all these rows are scored again in double precision, and
+scores are rounded to `_DECIMALS` places. `_NOISE` is an upper bound of the error of FAISS's scores.
 """
 _MAX_DEPTH = 4096
 
 
 def read_faiss(path: Path) -> Any:
-    """Open a file of FAISS. Raises `BadIndex`."""
+    """Open a FAISS file, and return the index in it. Raises `BadIndex` if FAISS cannot read it."""
     import faiss
 
     try:
@@ -41,24 +41,24 @@ def read_faiss(path: Path) -> Any:
 
 
 def write_faiss(index: Any, path: Path) -> None:
-    """Write an index of FAISS to a file, atomically."""
+    """Write a FAISS index to a file, which is replaced atomically."""
     import faiss
 
     untyped: Any = faiss
-    # Write through a file of Python, as FAISS itself does not report a full disk as `OSError`
+    # Write through a Python file, because FAISS itself does not report a full disk as `OSError`
     with replacing(path) as new, new.open("wb") as file:
         faiss.write_index(index, untyped.PyCallbackIOWriter(file.write))
 
 
 class FaissIndex:
-    """Implementation of `VectorIndex` with FAISS. The class itself is the `VectorStore` of exact
-    search.
+    """Implementation of `VectorIndex` with FAISS. The class object itself is a `VectorStore`, the
+    one for exact search.
     """
 
     name = "Flat"
 
     def __init__(self, vectors: Any) -> None:
-        """`vectors`: an opened index of FAISS."""
+        """`vectors`: an opened FAISS index."""
         import faiss
 
         # From this number of queries on, FAISS uses BLAS. Below it, FAISS reads all rows again for
@@ -75,8 +75,8 @@ class FaissIndex:
         """See `VectorStore.build`. Only one batch is in memory at a time."""
         import faiss
 
-        # The file that FAISS writes for a Flat index: a header with the number of rows in its bytes
-        # 8 to 15 and the number of floats in its last 8 bytes, and then the floats
+        # Write the format of a Flat index: a header, with the number of rows in its bytes 8 to 15
+        # and the number of floats in its last 8 bytes, and then the floats
         header = bytearray(faiss.serialize_index(faiss.IndexFlatIP(dimension)))
         rows = 0
         with (folder / VECTORS).open("wb") as file:
@@ -140,8 +140,8 @@ class FaissIndex:
             return self.scored(query, np.array(rows, dtype=np.int64))
         except RuntimeError as error:
             raise BadIndex(
-                "This kind of FAISS index does not keep its vectors, so its documents cannot be "
-                "opened"
+                "this kind of FAISS index does not store the original vectors, so executors cannot "
+                "open its documents"
             ) from error
 
     def vectors(self, rows: Rows) -> Vectors:
@@ -154,8 +154,8 @@ class FaissIndex:
         return _sorted(rows.tolist(), self._cosines(query, rows))
 
     def _among(self, rows: Rows) -> Any:
-        """Return FAISS's parameters of a search among `rows`. Kinds of indexes other than IVF
-        ignore `nprobe`.
+        """Return FAISS's parameters for a search among `rows`. Indexes that are not IVF ignore
+        `nprobe`.
         """
         import faiss
 
@@ -170,15 +170,15 @@ class FaissIndex:
 
 
 def _is_cut(scores: Vectors, top_k: int) -> bool:
-    """Return whether rows that were not returned may be as good as one of the `top_k` rows, so that
-    more rows must be searched.
+    """Return True if rows beyond the returned ones may be as good as one of the `top_k` rows, so
+    that FAISS must return more rows.
     """
     return bool((scores[:, -1] >= scores[:, top_k - 1] - _NOISE).any())
 
 
 def _sorted(rows: Iterable[int], scores: NDArray[np.float64]) -> list[Hit]:
-    """Return hits from rows and their scores, which are rounded. The best hit is first, and hits
-    with equal scores are in the order of their rows.
+    """Return hits for rows and their scores, rounded to `_DECIMALS` places. The best hit is first;
+    hits with equal scores are in the order of their rows.
     """
     hits = map(Hit, rows, scores.astype(np.float64).round(_DECIMALS).tolist())
     return sorted(hits, key=lambda hit: (-hit.score, hit.row))

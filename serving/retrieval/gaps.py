@@ -1,6 +1,4 @@
-"""Gaps of an index: files, and parts of files, that are at the indexed places but that the index
-does not contain.
-"""
+"""Gaps of an index: files and parts of files at the indexed places that the index lacks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,20 +10,20 @@ from serving.retrieval.passages import DocumentEntry, read_table
 
 
 class Gaps(Frozen):
-    """Files, and parts of files, that an index does not contain."""
+    """Files and parts of files that are missing from an index."""
 
     files_not_read: dict[str, int]
     """Number of files that are not in the index, by suffix, most frequent first."""
     skipped: list[dict[str, str]]
     """Files that could not be read, each with its `name` and the `error`."""
     read_in_part: list[dict[str, str]]
-    """Files of which parts were not read, each with its `name` and a description of the parts
+    """Files that were read only in part, each with its `name` and a description of the unread parts
     (`not_read`).
     """
 
     def lines(self) -> list[str]:
         """Return the gaps as lines of text: one for each file that was skipped or read in part, and
-        one with the numbers of files not read.
+        one with the numbers of unread files by suffix.
         """
         lines = list[str]()
         for file in self.skipped:

@@ -21,18 +21,18 @@ from serving.retrieval.manifest import Manifest, check_files, read_manifest
 from serving.retrieval.passages import PassageStore
 
 DEPTH = 100
-"""Number of ranks of each ranking that are fused. It is constant, so that the order of the first
+"""Number of hits of each ranking that are fused. It is constant, so that the order of the first
 hits does not depend on `top_k`.
 """
 _HITS_PER_PASSAGE = 8
-"""Number of hits that are searched for each passage wanted, because copies of a text are left
-out.
+"""Number of hits to search per requested passage. More than one is needed, because passages with
+the same text are left out.
 """
 
 
 def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Merge rankings as `fused` does, and return the `top_k` best rows. Rows with equal scores are
-    in the order of their numbers.
+    """Merge rankings by reciprocal rank fusion (`fused`), and return the `top_k` best rows. Rows
+    with equal scores are in the order of their numbers.
     """
     scores = fused([[hit.row for hit in ranking[:DEPTH]] for ranking in rankings])
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
@@ -58,8 +58,8 @@ class Index(Frozen):
     ) -> Self:
         """Open the index in `folder`, which must have been built with the same embedder and store.
 
-        `verify`: whether to read all files and compare their SHA-256 with the manifest. Raises
-        `BadIndex`.
+        `verify`: read all files and compare their SHA-256 with the manifest. Raises `BadIndex` if
+        the index does not fit the embedder, or if files are missing or damaged.
         """
         manifest = read_manifest(folder)
         built = (manifest.embedder, manifest.dimension)
@@ -90,13 +90,13 @@ class Index(Frozen):
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """Return the `top_k` best passages for each query, best first. Of passages with the same
-        text, only the best is returned.
+        """Return the `top_k` best passages for each query, best first. Of several passages with the
+        same text, only the best is returned.
 
         `vectors`: the embedded `queries`, an array of float32 of the shape (batch, dimension).
-        `document`: name of the only document to search, whose passages are returned in document
-        order; None to search all. `only`: properties that the documents must have.
-        Scores are cosines, or sums of reciprocal ranks if the index has word statistics.
+        `document`: name of the only document to search; its passages are returned in document
+        order. None to search all documents. `only`: properties that the documents must have. Scores
+        are cosines, or sums of reciprocal ranks if the index has word statistics.
         """
         among = None if only == NO_FILTER else self.passages.admitted(only)
         if document is not None:

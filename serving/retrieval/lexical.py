@@ -1,5 +1,5 @@
-"""Lexical search by BM25 (bm25s, Lucene's variant). Texts are folded and split into terms, and
-English stop words are left out.
+"""Lexical search by BM25 (package bm25s, Lucene's variant). Texts are normalized (`fold`) and split
+into terms, without English stop words.
 """
 
 import re
@@ -16,9 +16,9 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.manifest import Manifest
 
 LEXICAL = "lexical-2"
-"""Name of the folder with the word statistics, inside the folder of a generation. The number in the
-name is increased when the way of splitting texts into terms changes, because queries must be split
-in the same way as passages.
+"""Name of the folder with the word statistics, inside the folder of a generation. When the
+splitting of texts into terms changes, the number in the name is increased, because queries must be
+split in the same way as passages.
 """
 OUTDATED = (
     "its word statistics were written by another version of rolegate; run `rolegate index build` "
@@ -29,7 +29,7 @@ _ARTICLE = re.compile(r"\b(?:a|(?<![^.!?\n] )A)(?= \w)")
 
 
 class LexicalIndex:
-    """The word statistics of a corpus, in memory, with the search by BM25."""
+    """The word statistics of an index, in memory, and the search by BM25."""
 
     def __init__(self, scores: Any) -> None:
         self._scores = scores
@@ -76,13 +76,13 @@ class LexicalIndex:
 
 
 def has_words(manifest: Manifest) -> bool:
-    """Return whether an index has word statistics that this version of rolegate can use."""
+    """Return True if an index has word statistics that this version of rolegate can use."""
     return any(name.startswith(f"{LEXICAL}/") for name in manifest.files)
 
 
 def write_lexical(folder: Path, texts: Iterable[str]) -> None:
     """Write the word statistics of `texts`, which are in the order of the rows. Raises `BadCorpus`
-    if they contain no words except stop words.
+    if the texts contain only stop words.
     """
     import bm25s
 

@@ -19,8 +19,8 @@ from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
 READING = 4
-"""Version of the document readers and of the cutting into passages. A build reads files again that
-another version has read.
+"""Version of the document readers and of the cutting into passages. If a file was read by another
+version, a build reads it again.
 """
 BUILDING = ".building"
 """Name of the folder, inside the index folder, in which a build writes the next generation."""
@@ -29,7 +29,7 @@ _LOCK_INTERVAL_S = 0.2
 
 
 class FileEntry(Frozen):
-    """Size and digest of a file of an index."""
+    """Size and SHA-256 of a file of an index."""
 
     size_bytes: int
     sha256: str
@@ -64,15 +64,15 @@ class Manifest(Frozen):
     first.
     """
     vectors: str = "Flat"
-    """Name of the store of the vectors, such as a factory of FAISS."""
+    """Name of the vector store, such as a FAISS index factory string."""
     recall: Mapping[int, float] = {}
-    """Recall of approximate searches by their `top_k`: the share of the passages of an exact search
-    that they find. Empty for exact search.
+    """Recall of approximate searches by `top_k`: the share of an exact search's passages that they
+    find. Empty for exact search.
     """
 
     @property
     def searched_by(self) -> str:
-        """The store of the vectors and its recall, in words."""
+        """Vector store and recall as text, such as `HNSW32,SQ8, recall@3 0.990`."""
         shares = [f"recall@{top_k} {share:.3f}" for top_k, share in self.recall.items()]
         return ", ".join([self.vectors, *shares])
 
@@ -98,15 +98,15 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_at(folder: Path) -> Manifest | None:
-    """Return the manifest of the index in `folder`; None if it has none that can be read."""
+    """Return the manifest of the index in `folder`; None if it is missing or cannot be read."""
     with suppress(BadIndex):
         return read_manifest(folder)
     return None
 
 
 def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
-    """Check that all files of an index exist and have the size that the manifest states. Raises
-    `BadIndex` if not. `contents`: whether to check their SHA-256 too.
+    """Check that all files of an index exist and have the size that the manifest states.
+    `contents`: also check their SHA-256. Raises `BadIndex` if a check fails.
     """
     for name, entry in manifest.files.items():
         path = folder / manifest.generation / name
@@ -121,7 +121,7 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
             )
         if contents and sha256_of(path) != entry.sha256:
             raise BadIndex(
-                f"{path}: was altered after the build; restore the file, or "
+                f"{path}: was changed after the build; restore the file, or "
                 "run `rolegate index build` again."
             )
 
@@ -182,7 +182,9 @@ def generations(out: Path) -> list[Path]:
 
 
 def check_place(out: Path) -> None:
-    """Raise `BadIndex` unless `out` is free, an empty folder, or the folder of an index."""
+    """Raise `BadIndex` unless `out` does not exist, is an empty folder, or is the folder of an
+    index.
+    """
     if not out.is_dir():
         if out.exists():
             raise BadIndex(f"{out}: is a file; choose a folder for the index.")
@@ -205,8 +207,8 @@ def build_lock(
 ) -> Iterator[None]:
     """Hold the build lock of the index in `folder` while the context is open.
 
-    If another build holds the lock, `BadIndex` is raised, unless `wait` is true. Then the function
-    waits until the other build has ended, and calls `waiting` again and again meanwhile.
+    If another build holds the lock and `wait` is False, raise `BadIndex`. If `wait` is True, wait
+    until that build has ended, and call `waiting` repeatedly meanwhile.
     """
     with (folder / _LOCK).open("wb") as file:
         while not _locked(file):

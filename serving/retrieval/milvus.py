@@ -1,9 +1,9 @@
-"""Vectors in Milvus, a vector database on other machines.
+"""Vectors in Milvus, a vector database on another machine.
 
-Milvus finds candidates, and their exact scores are computed here, from the file of `FaissIndex`. An
-index is a partition of a collection. A build inserts the passages that the partition lacks, and
-then deletes those that are gone. So it can be repeated after a kill, and gateways that still search
-the previous generation find less for a moment, but nothing wrong.
+Milvus finds candidates; their exact scores are computed here, from the vectors in the file of
+`FaissIndex`. Each index is a partition of a collection. A build inserts the passages that the
+partition lacks, and then deletes removed passages. So a killed build can be repeated. Gateways that
+still search the previous generation may find fewer passages for a moment, but no wrong ones.
 """
 
 import json
@@ -32,12 +32,14 @@ from serving.retrieval.faiss_index import FaissIndex
 from serving.retrieval.passages import PassageStore
 
 _BATCH = 1024
-"""Number of passages in a request, which may have 64 MiB."""
+"""Number of passages per request. Milvus accepts requests of up to 64 MiB."""
 _BUILD_S = 60.0
-"""Timeout of a request of a build. The first search after many inserts takes longer than others."""
+"""Timeout of a request of a build, in seconds. The first search after many inserts takes longer
+than others.
+"""
 _RECONNECT_MS = 2000
-"""Max milliseconds between two attempts to connect. By default, gRPC waits for up to two minutes,
-so that searches would go on failing when Milvus is back.
+"""Max milliseconds between two attempts to connect. gRPC's default is up to two minutes, in which
+searches would still fail although Milvus is back.
 """
 _ADVICE = {
     2: "start Milvus there, or correct `milvus.address`",
@@ -48,7 +50,7 @@ _SPECIAL = re.compile(r'[%_"\\\x00-\x1f]')
 
 
 class MilvusStore:
-    """The `VectorStore` of a partition in Milvus."""
+    """The `VectorStore` that keeps an index in a partition of Milvus."""
 
     def __init__(self, config: MilvusConfig) -> None:
         self.name = f"Milvus {config.collection}/{config.partition}"
@@ -58,8 +60,8 @@ class MilvusStore:
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """See `VectorStore.build`. Raises `UpstreamUnavailable` if Milvus fails: if it is away,
-        before anything is embedded.
+        """See `VectorStore.build`. Raises `UpstreamUnavailable` if Milvus fails; if Milvus cannot
+        be reached, the error is raised before anything is embedded.
         """
         self._partition.create(dimension)
         FaissIndex.build(folder, dimension, batches)
@@ -67,15 +69,17 @@ class MilvusStore:
         return MilvusIndex(folder, self._partition, _BUILD_S).recall()
 
     def open(self, folder: Path) -> FaissIndex:
-        """See `VectorStore.open`. Milvus is not called before the first search. An exact index,
-        which is to be moved to Milvus, opens too.
+        """See `VectorStore.open`. Milvus is not called before the first search. An exact index that
+        was not yet moved to Milvus can be opened, too.
         """
         if (folder / IDS).exists():
             return MilvusIndex(folder, self._partition, self._search_s)
         return FaissIndex.open(folder)
 
     def is_complete(self, folder: Path) -> bool:
-        """See `VectorStore.is_complete`. The passages in the partition are counted."""
+        """See `VectorStore.is_complete`. Compares the number of passages in the partition with the
+        index.
+        """
         return self._partition.count() == len(np.unique(read_ids(folder)))
 
 
@@ -99,12 +103,12 @@ class MilvusIndex(CandidateIndex):
 
 
 class Partition:
-    """A partition of a collection in Milvus. Methods raise `UpstreamUnavailable`, within the
-    timeouts.
+    """A partition of a collection in Milvus. Methods raise `UpstreamUnavailable` if Milvus fails,
+    at the latest after the timeout.
     """
 
     def __init__(self, config: MilvusConfig, name: str) -> None:
-        """`name`: the partition's name in errors."""
+        """`name`: the partition's name in error messages."""
         self._config = config
         self._name = name
         self._collection = config.collection
@@ -145,7 +149,9 @@ class Partition:
             return int(answer[0]["count(*)"])
 
     def fill(self, folder: Path, ids: Ids) -> None:
-        """Make the passages of the index in `folder` those of the partition. `ids`: their ids."""
+        """Make the partition contain exactly the passages of the index in `folder`. `ids`: id of
+        each row.
+        """
         exact = FaissIndex.open(folder)
         passages = PassageStore(folder)
         writing = {"partition_name": self._config.partition, "timeout": _BUILD_S}
@@ -191,7 +197,7 @@ class Partition:
         )
 
     def _reading(self) -> dict[str, Any]:
-        """Arguments of a request that sees everything that was written before."""
+        """Arguments of a request that sees all earlier writes."""
         return {
             "partition_names": [self._config.partition],
             "consistency_level": "Strong",
@@ -217,7 +223,7 @@ class Partition:
                 advice = _ADVICE.get(error.code)
                 reason = f"{error.message}; {advice}" if advice else error.message
             else:
-                reason = f"{error.details()}; see whether Milvus works, or raise `milvus.timeout_s`"
+                reason = f"{error.details()}; check that Milvus works, or raise `milvus.timeout_s`"
             raise self._failed(reason) from error
 
     def _failed(self, reason: str) -> UpstreamUnavailable:
@@ -230,7 +236,7 @@ class Partition:
 def _connected(address: str, token: str | None, timeout_s: float) -> Any:
     from pymilvus import MilvusClient
 
-    # It logs each failed attempt with a traceback
+    # pymilvus logs each failed attempt with a traceback
     logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
     options = {"grpc.max_reconnect_backoff_ms": _RECONNECT_MS}
     return MilvusClient(address, token=token or "", timeout=timeout_s, grpc_options=options)
@@ -247,8 +253,8 @@ def _properties(passage: StoredPassage) -> dict[str, Any]:
 
 
 def _condition(only: DocumentFilter) -> str:
-    """Return a condition in Milvus's language that all documents fulfil that `only` admits, and few
-    others: in its patterns, a special character stands for any character.
+    """Return a Milvus filter expression that matches all documents that `only` admits, and few
+    others. It may match others because special characters become wildcards in its patterns.
     """
     texts = {
         "title": only.title.casefold(),
@@ -261,7 +267,7 @@ def _condition(only: DocumentFilter) -> str:
             before = "" if name == "path" else "%"
             conditions.append(f'{name} like "{before}{_SPECIAL.sub("_", text)}%"')
     if only.from_date or only.to_date:
-        # `~` is behind all digits and hyphens
+        # `~` sorts after all digits and hyphens
         conditions.append(f'date >= "{only.from_date or 0}" and date <= "{only.to_date or 9}~"')
     if only.tags:
         conditions.append(f"json_contains_all(tags, {json.dumps(only.tags)})")

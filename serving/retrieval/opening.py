@@ -1,7 +1,7 @@
-"""Opening of the retriever that a config describes: a remote server, or an index in this process.
+"""Open the retriever that a config describes: a remote server, or an index in this process.
 
-An index in this process is first brought up to date with its documents. When another process builds
-a new generation of the index, it replaces the open one.
+An index in this process is first brought up to date with its documents. When another process has
+built a new generation of the index, this process switches to it.
 """
 
 import asyncio
@@ -44,9 +44,7 @@ from serving.retrieval.searcher import IndexSearcher
 
 T = TypeVar("T")
 Check = Callable[[], None]
-"""Function that raises `Stopped` once the work is cancelled. Work in a thread calls it
-regularly.
-"""
+"""Function that raises `Stopped` if the work was cancelled. Work in a thread calls it regularly."""
 
 _FOLLOW_INTERVAL_S = 1.0
 _LOG_INTERVAL_S = 2.0
@@ -99,7 +97,7 @@ async def open_embedder(
 
 
 def vector_store(config: RetrievalConfig) -> VectorStore:
-    """Return the vector store that the config of an index names."""
+    """Return the vector store that the config of an index describes."""
     if config.milvus:
         return MilvusStore(config.milvus)
     if config.vectors == FaissIndex.name:
@@ -110,8 +108,8 @@ def vector_store(config: RetrievalConfig) -> VectorStore:
 def build_configured(
     config: RetrievalConfig, embedder: Embedder, progress: Progress, **how: Any
 ) -> Built:
-    """Build the index that a config describes, from its documents, and return what `build_index`
-    returns. `how`: further arguments of `build_index`.
+    """Build the index that a config describes from the config's documents, and return the result of
+    `build_index`. `how`: further arguments of `build_index`.
     """
     return build_index(
         [Path(place) for place in config.documents],
@@ -151,14 +149,14 @@ async def open_retriever(
     *,
     cpu_threads: int = 1,
 ) -> AsyncIterator[IndexRetriever]:
-    """Open the retriever of one index. See `open_indexes`."""
+    """Open the retriever of a single index. See `open_indexes`."""
     opened = open_indexes({DEFAULT_INDEX: config}, log, engines, cpu_threads=cpu_threads)
     async with opened as searched:
         yield searched.retrievers[DEFAULT_INDEX]
 
 
 class Searched(NamedTuple):
-    """Everything that a gateway searches, opened."""
+    """The opened retrievers of a gateway, and their embedder."""
 
     retrievers: Mapping[str, IndexRetriever]
     """The retriever of each index, by the index's name."""
@@ -178,9 +176,9 @@ async def open_indexes(
 ) -> AsyncIterator[Searched]:
     """Open the retrievers that configs describe, with their embedder and its engine.
 
-    `configs`: config of each index, by name; all must have the same embedder. `embeds`: whether to
-    open the embedder even if all indexes are remote. `log`, `cpu_threads` and `on_change` are
-    passed on to `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
+    `configs`: config of each index, by name; all must have the same embedder. `embeds`: open the
+    embedder even if all indexes are remote. `log`, `cpu_threads` and `on_change` are passed on to
+    `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
         embedder: Embedder | None = None
@@ -219,7 +217,7 @@ async def check_access(retriever: IndexRetriever) -> None:
                     "executors cannot open documents; set search.access to false."
                 )
             # Also search a document that does not exist: a server that ignores the field
-            # `document` finds passages of other documents, which the retriever refuses.
+            # `document` returns passages of other documents, and the retriever then raises.
             for name in (passage.document, "\0"):
                 await retriever.search(["document"], 1, name)
     except (UpstreamRefused, BadIndex) as error:
@@ -256,7 +254,7 @@ async def _open_searcher(
     config: RetrievalConfig, embedder: Embedder, log: Log
 ) -> AsyncIterator[IndexSearcher]:
     """Bring the config's index up to date and open a searcher for it. While the context is open,
-    new generations of the index replace the open one.
+    the searcher switches to new generations of the index.
     """
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
     searcher = IndexSearcher(index, embedder)
@@ -287,8 +285,8 @@ async def _follow(
     seen: Manifest | None,
     embedder: Embedder,
 ) -> None:
-    """Make `searcher` use each new generation of the index as it appears. A generation that cannot
-    be opened is skipped. Runs forever. `seen`: the manifest of the open generation.
+    """Make `searcher` switch to each new generation of the index. A generation that cannot be
+    opened is skipped. Runs forever. `seen`: manifest of the open generation.
     """
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
@@ -322,8 +320,8 @@ def _update(
     log: Log,
     check: Check,
 ) -> None:
-    """Bring the index up to date with its documents. If that fails and there is an older index, log
-    the error and keep the older index. If there is none, the error is raised.
+    """Bring the index up to date with its documents. If that fails, log the error and keep the old
+    index; if there is no old index, raise the error.
     """
     logged_at = time.monotonic()
 

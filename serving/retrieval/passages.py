@@ -34,15 +34,15 @@ _P = TypeVar("_P", bound=Passage)
 
 
 def embedded_text(passage: Passage) -> str:
-    """Return the text that stands for a passage in searches: its title and its text. This is what
-    is embedded, and what the BM25 statistics are made from.
+    """Return the text by which searches find a passage: title and text. It is embedded, and is the
+    source of the BM25 statistics.
     """
     return f"{passage.title}\n{passage.text}"
 
 
 class PassageStore:
-    """The passages of an index, as a sequence by row number. The files stay mapped as long as the
-    object exists. Access to a damaged row raises `BadIndex`.
+    """The passages of an index, as a sequence by row number. The files stay memory-mapped as long
+    as the object exists. Reading a damaged row raises `BadIndex`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -65,8 +65,8 @@ class PassageStore:
             or self._offsets[-1] != len(self._lines)
         ):
             raise BadIndex(
-                f"{folder / OFFSETS}: does not match {PASSAGES} in the same folder; build the "
-                "index again."
+                f"{folder / OFFSETS}: does not match {PASSAGES} in the same folder; run "
+                "`rolegate index build` again."
             )
 
     def __len__(self) -> int:
@@ -104,15 +104,16 @@ class PassageStore:
 
     @cachedmethod(attrgetter("_admitted"), lock=attrgetter("_lock"))
     def admitted(self, only: DocumentFilter) -> NDArray[np.int64]:
-        """Return the numbers of the rows whose documents have the properties `only`. The first call
-        with a filter reads all passages; the results for some filters are kept. Thread-safe.
+        """Return the numbers of the rows whose documents pass the filter `only`. The first call
+        with a filter reads all passages; the results of the last 64 filters are cached.
+        Thread-safe.
         """
         decoder = msgspec.json.Decoder(_Described)
         known = (decoder.decode(self.line(row)).metadata for row in range(len(self)))
         return np.flatnonzero([only.admits(*astuple(metadata)) for metadata in known])
 
     def line(self, row: int) -> bytes:
-        """Return a passage, with its metadata, as it is stored."""
+        """Return the JSON line of a passage with its metadata."""
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
 
 
@@ -125,8 +126,8 @@ class _Described(Frozen):
 
 
 class PassageWriter:
-    """Writes the passages and offsets of a new index. It is a context manager: the file of offsets
-    is written on exit, unless an error was raised.
+    """Writes the passages and offsets of a new index. As a context manager, it writes the file of
+    offsets on exit, unless an error was raised.
 
     Only the ids of the passages are kept in memory.
     """
@@ -186,7 +187,7 @@ class PassageWriter:
 
 
 class DocumentEntry(Frozen):
-    """One source file of an index, and which passages come from it."""
+    """A source file of an index, and the rows of its passages."""
 
     source: SourceFile
     first_row: int
@@ -194,20 +195,20 @@ class DocumentEntry(Frozen):
     passages: int
     """Number of passages."""
     error: str = ""
-    """Why the file could not be read, in which case it has no passages; empty if it was read."""
+    """Why the file could not be read; it then has no passages. Empty if the file was read."""
     unread: str = ""
     """Description of the parts of the file that were not read; empty if there are none."""
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
-    """Write the list of source files, one line for each."""
+    """Write the list of source files to `folder`, one line per file."""
     # The standard library's JSON, because paths may contain surrogates, which msgspec refuses
     lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)
     (folder / DOCUMENTS).write_text("".join(lines), "ascii")
 
 
 def read_table(folder: Path) -> list[DocumentEntry]:
-    """Read the list of source files, in the order of their passages.
+    """Read the list of source files from `folder`. The files are in the order of their passages.
 
     Raises `OSError`, `ValueError` or `msgspec.ValidationError` if it cannot be read.
     """

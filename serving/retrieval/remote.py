@@ -33,7 +33,7 @@ _RETRIES = {
     ],
     "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
 }
-"""gRPC's service config. The throttling stops retries while half of the searches fail."""
+"""gRPC service config. The throttling stops retries while many searches fail."""
 
 
 class RemoteRetriever:
@@ -56,8 +56,7 @@ class RemoteRetriever:
         )
         self._stub = RetrievalServiceStub(self._channel)
         self.index_id: str | None = None
-        """Identifier of the index that the server reported in the last response; None if it reports
-        none.
+        """Identifier of the index in the server's last response; None if the server reports none.
         """
 
     async def search(

@@ -1,8 +1,8 @@
-"""Reranking: a model at an endpoint in the form of Jina, Cohere and vLLM (`POST …/rerank`), or of
-vLLM alone (`POST …/score`), orders the passages that a search finds.
+"""Reranking: a model orders the passages that a search finds. Its endpoint has the API of Jina,
+Cohere and vLLM (`POST …/rerank`), or of vLLM alone (`POST …/score`).
 
-A search never fails because of its reranker: the passages then keep their order, and the record of
-the search says why.
+A search never fails because of its reranker. If reranking fails, the passages keep their order, and
+the record of the search has the error.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class _Score(Frozen):
     index: int
     """Number of the passage in the request, from 0."""
     relevance_score: float
-    """Higher for a more relevant passage. It is finite, as every number of JSON."""
+    """Higher for a more relevant passage; always finite, like all numbers in JSON."""
 
 
 class _ListedScore(_Score):
@@ -61,7 +61,7 @@ class _ScoreReply(_Reply):
 
 
 _FORMS = {"rerank": ("query", "documents", _Reply), "score": ("text_1", "text_2", _ScoreReply)}
-"""By the form of an endpoint, which is also its route: the names of the query and of the texts in a
+"""For each form of endpoint, which is also its route: the keys of the query and of the texts in a
 request, and the type of the reply.
 """
 
@@ -95,7 +95,9 @@ def _text(passage: Passage) -> str:
 
 
 class RerankedRetriever(Frozen):
-    """A retriever that searches for more passages than needed, and returns the best of them."""
+    """A retriever that searches for more passages than requested, reranks them, and returns the
+    best.
+    """
 
     retriever: IndexRetriever
     config: RerankerConfig
@@ -105,7 +107,7 @@ class RerankedRetriever(Frozen):
 
     @property
     def index_id(self) -> str | None:
-        """See `IndexRetriever.index_id`. It contains the settings that decide the order."""
+        """See `IndexRetriever.index_id`. The id also contains the settings of the reranker."""
         inner = self.retriever.index_id
         return inner and f"{inner} {self.config.candidates} {self.config.model}"
 
@@ -119,7 +121,7 @@ class RerankedRetriever(Frozen):
         """See `IndexRetriever.search`. The passages of an opened document keep their order."""
         if document is not None:
             return await self.retriever.search(queries, top_k, document, only)
-        # One by one, because a server limits the passages of all queries of a search together
+        # One search per query, because a server limits the passages of all queries of a search
         return await asyncio.gather(*(self._search(query, top_k, only) for query in queries))
 
     async def _search(self, query: str, top_k: int, only: DocumentFilter) -> list[Passage]:
@@ -136,11 +138,11 @@ class RerankedRetriever(Frozen):
         return best
 
     async def _booked(self, query: str, passages: list[Passage]) -> Reranked:
-        """Call the reranker; within a run, the call is booked in the run's ledger."""
+        """Call the reranker. If the search belongs to a run, book the call in the run's ledger."""
         booking = BOOKING.get()
         if booking is None:
             return await rerank(self.config, self.session, query, passages)
-        # A tokenizer makes at most one token of a byte
+        # A tokenizer makes at most one token per byte
         texts = (query + _text(passage) for passage in passages)
         bound = sum(len(text.encode()) + _MAX_MARKS for text in texts)
         worst = NOTHING
@@ -157,7 +159,7 @@ class RerankedRetriever(Frozen):
         async with booking.ledger.attempt(caller, "rerank", 1, worst) as attempt:
             best = await rerank(self.config, self.session, query, passages)
             tokens = best.reranking.tokens
-            if tokens is None:  # the worst case would be several times as much
+            if tokens is None:  # book an estimate, since the bound is several times too high
                 estimate = max(1, bound // BYTES_PER_TOKEN)
                 attempt.usage = Usage(estimate, 0, estimated=True)
             else:

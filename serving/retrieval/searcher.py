@@ -1,8 +1,8 @@
 """Retrieval from an index in this process.
 
 Embedding is faster in batches. So a single thread embeds and searches, and all searches that arrive
-while it works form its next batch. Each search waits for a future, which is resolved on the event
-loop when the batch is done.
+while the thread works form its next batch. Each search awaits a future, which is resolved on the
+event loop when the batch is done.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from serving.retrieval.index import Index
 _Results = dict[str, list[Passage]]
 """The passages found for each query, by query."""
 _Scope = tuple[int, str | None, DocumentFilter]
-"""Scope of a search: `top_k`, the document to search, which is None for all documents, and the
-properties that documents must have.
+"""Scope of a search: `top_k`, the document to search (None for all documents), and the filter for
+documents.
 """
 
 
 class _Searched(Frozen):
-    """The current index, and a cache of its results."""
+    """The current index, and a cache of search results."""
 
     index: Index
     cache: LRUCache[tuple[str, _Scope], list[Passage]]
@@ -87,8 +87,8 @@ class IndexSearcher:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. Surplus white space in queries is ignored. Raises the errors
-        of the embedder.
+        """See `IndexRetriever.search`. Runs of white space in queries count as one space. Raises
+        the errors of the embedder.
         """
         if only != NO_FILTER:
             # The first search with a filter reads all passages; other searches must not wait.
@@ -107,7 +107,7 @@ class IndexSearcher:
             self._requests.put(request)
             results |= await request.results
         else:
-            await asyncio.sleep(0)  # so that a loop of cached searches does not block other tasks
+            await asyncio.sleep(0)  # let other tasks run between cached searches
         return [list(results[query]) for query in normalized]
 
     def swap(self, index: Index) -> None:

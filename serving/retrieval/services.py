@@ -36,16 +36,16 @@ _log = structlog.get_logger()
 
 
 def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
-    """Check a search request, and return `top_k`, or `default` if `top_k` is 0.
+    """Check a search request, and return its `top_k`; if that is 0, return `default`.
 
-    A request may have 1 to 256 queries of 1 to 8192 characters, a `top_k` of 0 to 100, and 2560
-    passages for all queries together. Raises `BadRequest` if it exceeds one of these limits.
+    A request must have 1 to 256 queries of 1 to 8192 characters, a `top_k` of 0 to 100, and at most
+    2560 passages for all queries together. Raises `BadRequest` if it exceeds one of these limits.
     """
     if not 1 <= len(queries) <= MAX_QUERIES:
         raise BadRequest(f"queries: must be 1 to {MAX_QUERIES} queries, got {len(queries)}.")
     for number, query in enumerate(queries):
         if not query.strip():
-            raise BadRequest(f"queries[{number}]: is empty; write a query.")
+            raise BadRequest(f"queries[{number}]: is empty; write a query, or leave it out.")
         if len(query) > MAX_QUERY_CHARS:
             raise BadRequest(
                 f"queries[{number}]: must have at most {MAX_QUERY_CHARS} characters, got "
@@ -65,7 +65,7 @@ def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
 
 
 class RetrievalServicer(RetrievalServiceServicer):
-    """The gRPC service. The server's interceptor translates errors of `router.errors` to gRPC
+    """The gRPC service. An interceptor of the server translates errors of `router.errors` to gRPC
     statuses.
     """
 
@@ -75,8 +75,8 @@ class RetrievalServicer(RetrievalServiceServicer):
         *,
         default_top_k: int = 3,
     ) -> None:
-        """`retriever`: the indexes to search, or the only index. `default_top_k`: passages per
-        query if a request leaves `top_k` at 0.
+        """`retriever`: retriever of the only index, or all indexes to search. `default_top_k`:
+        passages per query if a request has no `top_k`, or 0.
         """
         self._indexes = Indexes.of(retriever)
         self._default_top_k = default_top_k

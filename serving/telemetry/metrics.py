@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters and histograms of finished work, and gauges of current state.
 
-Names and help texts are listed in `docs/metrics.md`. The label `tenant` has at most `_MAX_TENANTS`
-values; the tenants that come later are summed up as `other`.
+Names and help texts are listed in `docs/metrics.md`. The label `tenant` has a value for each of the
+first `_MAX_TENANTS` tenants; all further tenants are counted as `other`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _LAG_INTERVAL_S = 0.25
 _MAX_TENANTS = 50
 _OTHER = "other"
 _REASONS = {kind.__name__: reason for kind, (_, reason) in STATUS.items()}
-"""Reasons of failed runs, by the name of the error class. They are those of docs/errors.md."""
+"""Reasons of failed runs, as in docs/errors.md, by the name of the error class."""
 
 
 class Metrics:
@@ -46,7 +46,7 @@ class Metrics:
         """`collectors`: further collectors to register, such as `Gauges`."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._tenants: set[str] = set()
-        """Tenants that have their own value of the label."""
+        """Tenants that have their own value of the label `tenant`."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="rolegate", registry=registry)
         for collector in collectors:
@@ -184,12 +184,12 @@ class Metrics:
             self._lag_s.observe(max(0.0, clock() - due))
 
     def show_quotas(self, uses: Iterable[QuotaUse], warnings: Iterable[QuotaUse]) -> None:
-        """Show what is left of the tenants' quotas, and count new warnings."""
+        """Set the gauges of the tenants' remaining quotas, and count new warnings."""
         smallest: dict[tuple[str, str], float] = {}
         for use in uses:
             labels = self._quota_labels(use)
             smallest[labels] = min(use.left, smallest.get(labels, 1.0))
-        self._quota_left.clear()  # limits may have been removed
+        self._quota_left.clear()  # quotas may have been removed
         for labels, share in smallest.items():
             self._quota_left.labels(*labels).set(share)
         for use in warnings:
@@ -199,7 +199,7 @@ class Metrics:
         return self._label(use.tenant), use.quota.removeprefix("nano_")
 
     def _label(self, tenant: str) -> str:
-        """Return the value of the label for a tenant."""
+        """Return the value of the label `tenant` for a tenant."""
         if tenant not in self._tenants:
             if len(self._tenants) >= _MAX_TENANTS:
                 return _OTHER
@@ -226,14 +226,15 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Gauges(Collector):
-    """A Prometheus collector of a gateway's current state. Call it on the event loop."""
+    """A Prometheus collector of a gateway's current state. `collect` must run on the event loop."""
 
     admission: Admission
     upstreams: Upstreams
     reports: ReportCounts | None
     readiness: Readiness
     lag_s: Callable[[], float]
-    """Returns the seconds by which the database is behind the log."""
+    """Returns the age in seconds of the oldest change that is in the log but not in the database.
+    """
 
     def collect(self) -> Iterator[Metric]:
         """Yield all gauges."""
@@ -323,7 +324,7 @@ def _family(
     rows: Iterable[tuple[str | float, ...]],
     *labels: str,
 ) -> Metric:
-    """Return a metric family. `rows`: for each metric, the values of its labels, then its value."""
+    """Return a metric family. `rows`: for each sample, the values of its labels, then its value."""
     family = kind(f"rolegate_{name}", what, labels=labels)
     for *names, value in rows:
         family.add_metric(list(map(str, names)), float(value))

@@ -28,12 +28,12 @@ _EXPORT_S = 5
 
 @dataclass(slots=True)
 class Watched:
-    """Parts of a gateway whose state observers report."""
+    """Parts of a gateway whose state is reported as metrics and traces."""
 
     admission: Admission
     upstreams: Upstreams
     addresses: Mapping[str, str | None]
-    """Base URLs by deployment."""
+    """Base URL of each deployment; None for a provider that LiteLLM calls."""
     reports: ReportCounts | None
     """Counts of the report cache; None without a cache."""
     readiness: Readiness
@@ -47,11 +47,11 @@ async def open_observers(
     watched: Watched,
     hosts: Iterable[str] = (),
 ) -> AsyncIterator[Observers]:
-    """Open the configured observers while the context is open. The libraries of an observer are
-    only imported if it is configured.
+    """Open the configured observers, and close them on exit. The libraries of an observer are
+    imported only if it is configured.
 
-    `hosts`: host names under which the metrics may be requested, as for `HTTPServer`. Raises
-    `BadConfig`.
+    `hosts`: host names that are allowed in requests for metrics, as for `HTTPServer`. Raises
+    `BadConfig` if the server of metrics cannot listen.
     """
     async with AsyncExitStack() as stack:
         observers: list[Observer] = []
@@ -103,7 +103,7 @@ async def _metrics(
 
 @asynccontextmanager
 async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncIterator[Observer]:
-    # That the extra `otlp` is installed has been checked when the gateway started.
+    # The gateway has checked at its start that the extra `otlp` is installed
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

@@ -1,9 +1,9 @@
-"""Warnings that most of a tenant's quota is spent: an event in the log, a metric and a webhook.
+"""Warn that 80 % of a tenant's quota is spent: by an event in the log, a metric and a webhook.
 
-The gateways of a store claim each warning in the database, so that one of them gives it. If its
-webhook cannot be delivered, a gateway tries again after a pause, while the quota's day or month
-lasts. The request follows Standard Webhooks (https://www.standardwebhooks.com): receivers verify
-its signature, and drop a `webhook-id` that they have seen.
+Gateways with the same store claim each warning in the database, so that only one of them sends it.
+If the webhook cannot be delivered, a gateway tries again after a pause, until the quota's day or
+month ends. The request follows Standard Webhooks (https://www.standardwebhooks.com): receivers
+verify the signature, and ignore a `webhook-id` that they have already received.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ from router.store import LogJournal
 _log = structlog.get_logger("quotas")
 _INTERVAL_S = 10.0
 _AGAIN_S = 60.0
-"""Seconds after which a warning that was not delivered is tried again."""
+"""Seconds after which the delivery of a warning is tried again."""
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _WARN_PERCENT = 80
 ShowQuotas = Callable[[Sequence[QuotaUse], Sequence[QuotaUse]], None]
-"""Shows how much of all quotas is spent, and the new warnings."""
+"""Callback that takes the use of all quotas, and the new warnings."""
 
 
 class Webhook(NamedTuple):
-    """The receiver of warnings, and the key of their signatures."""
+    """The receiver of warnings, and the key for signing them."""
 
     url: str
     key: bytes
 
     async def delivers(self, use: QuotaUse) -> bool:
-        """Post a warning. Return whether the receiver has accepted it; if not, log why."""
+        """Post a warning. Return True if the receiver accepts it; otherwise, log the reason."""
         now = time.time()
         content = {
             "type": "quota.warning",
@@ -68,7 +68,7 @@ class Webhook(NamedTuple):
             ):
                 problem = "" if 200 <= response.status < 300 else f"status {response.status}"
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            problem = type(error).__name__  # its text may have the URL, which may be a secret
+            problem = type(error).__name__  # the message may contain the URL, which may be a secret
         if problem:
             _log.warning("quota.webhook_failed", error=problem, again_in_s=_AGAIN_S, **asdict(use))
         return not problem
@@ -77,7 +77,7 @@ class Webhook(NamedTuple):
 async def watch_quotas(
     journal: LogJournal, webhook: Webhook | None, show: ShowQuotas | None
 ) -> None:
-    """Regularly read how much of the quotas is spent, and warn, until cancelled."""
+    """Check regularly how much of the quotas is spent, and send warnings. Runs until cancelled."""
 
     async def deliver(use: QuotaUse) -> None:
         if webhook is None or await webhook.delivers(use):

@@ -1,9 +1,9 @@
 """Export runs as OpenTelemetry spans.
 
-Each run is an `invoke_workflow` span, which is the current span during the run. It has these
-children: an `invoke_agent` span for each sub-query, a `retrieval` span for each search, and a
-`chat` span for each attempt of a model call. The `chat` spans of a sub-query are children of its
-`invoke_agent` span.
+Each run is an `invoke_workflow` span, which is the current span during the run. Its children are an
+`invoke_agent` span for each sub-query, a `retrieval` span for each search, and a `chat` span for
+each attempt of a model call. The `chat` spans of a sub-query are children of the `invoke_agent`
+span instead.
 """
 
 import json
@@ -30,7 +30,7 @@ from router.trace.export import output_of
 from router.trace.values import TableRun
 
 _caller: ContextVar[Context | None] = ContextVar("caller", default=None)
-"""Trace context of the current request."""
+"""Trace context of the current request; None outside requests."""
 
 _USAGE = {
     "input_tokens": "prompt_tokens",
@@ -38,25 +38,25 @@ _USAGE = {
     "cache_read.input_tokens": "cached_tokens",
     "reasoning.output_tokens": "reasoning_tokens",
 }
-"""Fields of a call's usage by their names in the semantic conventions."""
+"""Fields of a call's usage, by their names in OpenTelemetry's semantic conventions."""
 _Attributes = Mapping[str, str | int | float | None]
 
 
 class Traces(Frozen):
-    """An `Observer` that makes spans. If a request has the header `traceparent`, its spans belong
-    to that trace.
+    """An `Observer` that creates spans. If a request has the header `traceparent`, the spans belong
+    to the caller's trace.
     """
 
     tracer: Tracer
-    """Makes the spans; the caller closes its provider."""
+    """Creates the spans; the caller closes the tracer's provider."""
     addresses: Mapping[str, str | None]
-    """Base URLs by deployment."""
+    """Base URL of each deployment; None for a provider that LiteLLM calls."""
     contents: bool
     """Put the texts of questions, sub-queries and answers into spans; never done for private runs.
     """
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
-        """Read the trace context from the request's headers, for the run that follows."""
+        """Read the trace context from the request's headers, for the request's run."""
         _caller.set(TraceContextTextMapPropagator().extract(metadata, Context()))
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
@@ -75,7 +75,7 @@ class Traces(Frozen):
         duration_s: float,
         error: str | None,
     ) -> None:
-        """Make the span of a search, without its query, because the run may be private."""
+        """Create the span of a search. The query is left out, because the run may be private."""
         run = get_current_span()
         if run.is_recording():
             self._span(
@@ -87,7 +87,7 @@ class Traces(Frozen):
             )
 
     def run_ended(self, run: Run, *, private: bool) -> None:
-        """Make the spans of the run's calls and sub-queries, and end its span."""
+        """Create the spans of the run's calls and sub-queries, and end the run's span."""
         span = get_current_span()
         if not span.is_recording():
             return
@@ -130,8 +130,8 @@ class Traces(Frozen):
         *,
         contents: bool,
     ) -> None:
-        """Make the spans of a sub-query and of its calls. `execution`: None if the output was
-        discarded, so that the span gets the error `wasted`.
+        """Create the spans of a sub-query and of its calls. `execution`: None if the sub-query's
+        output was discarded; the span then gets the error `wasted`.
         """
         attributes: _Attributes = {"gen_ai.agent.name": "executor"}
         error: str | None = "wasted"
@@ -186,8 +186,8 @@ class Traces(Frozen):
         attributes: _Attributes,
         error: str | None,
     ) -> Span:
-        """Make a span that has ended. `during`: start and end in Unix time, seconds. `error`: type
-        of the error; None for success.
+        """Create a span that has ended. `during`: start and end, as Unix time in seconds. `error`:
+        type of the error; None for success.
         """
         operation = name.partition(" ")[0]
         known = {key: value for key, value in attributes.items() if value is not None}

@@ -1,9 +1,9 @@
-"""The documents of one tenant on disk.
+"""The uploaded documents of one tenant on disk.
 
 A tenant's folder contains `documents/` (the documents under their names), `index/` (the index of
-these), `arriving/` (uploads that are not complete), and `build.json` (the last build that did not
-fail). A document is complete on disk before it gets its name, so that `documents/` never contains a
-part of one.
+the documents), `arriving/` (incomplete uploads), and `build.json` (record of the last successful
+build). A file is complete on disk before it is moved to `documents/`, so that this folder never
+contains a part of a document.
 """
 
 import fcntl
@@ -40,17 +40,19 @@ from serving.retrieval.passages import DocumentEntry
 
 _LONGEST_NAME = 512
 _LONGEST_PART = 200
-"""Max bytes of a name, and of each of its parts."""
+"""Max bytes of a document's name, and of each of its parts."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class BuildRecord(Frozen):
-    """A build of the index that did not fail."""
+    """Record of the last successful build of the index."""
 
     settings: str = ""
-    """The settings of the build; with other settings, everything is read again."""
+    """Settings of the build, such as the embedder. If they have changed, the next build reads
+    everything again.
+    """
     generation: str = ""
-    """Generation of the index; empty if no document has text, so that there is no index."""
+    """Generation of the index. Empty if no document has text; then there is no index."""
     started_at: float | None = None
     ended_at: float | None = None
     entries: tuple[DocumentEntry, ...] = ()
@@ -58,8 +60,8 @@ class BuildRecord(Frozen):
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a document in Unicode's form NFC. Raises `BadRequest` for a name that is
-    not a safe relative path, or of a kind that cannot be read.
+    """Return the name of a document in Unicode's form NFC. Raises `BadRequest` if the name is not a
+    safe relative path, or if files of this kind cannot be read.
     """
     name = normalize("NFC", name)
     parts = name.split("/")
@@ -87,16 +89,18 @@ def _is_unsafe(part: str) -> bool:
 
 
 class TenantFolder:
-    """The documents of one tenant on disk. The methods block. Those that change documents hold a
-    lock, which gateways that share the folder respect, too.
+    """The uploaded documents of one tenant on disk. The methods block. While documents are changed,
+    a lock is held, also against other gateways that share the folder.
     """
 
     def __init__(self, config: UploadsConfig, tenant: str) -> None:
-        """Raises `BadRequest` if the tenant's name cannot be the name of a folder."""
+        """Open the folder of `tenant`. Raises `BadRequest` if the tenant's name cannot be the name
+        of a folder.
+        """
         if not _TENANT.fullmatch(tenant):
             raise BadRequest(f"tenant {tenant!r}: a tenant of this name cannot have documents.")
         self.tenant = tenant
-        # Where the file system ignores case, tenants whose names differ in case must not share it
+        # If the file system ignores case, tenants whose names differ in case need different folders
         folder = re.sub("[A-Z]", lambda letter: f"={letter[0].lower()}", tenant)
         self.path = Path(config.folder or "", folder)
         self.index = self.path / "index"
@@ -107,7 +111,7 @@ class TenantFolder:
 
     @classmethod
     def all(cls, config: UploadsConfig) -> list[Self]:
-        """Return the folders of all tenants that have one. Raises `OSError`."""
+        """Return the folders of all tenants that have a folder. Raises `OSError`."""
         root = Path(config.folder or "")
         root.mkdir(parents=True, exist_ok=True)
         folders = [path.name for path in root.iterdir()]
@@ -115,7 +119,7 @@ class TenantFolder:
         return [cls(config, name) for name in names if _TENANT.fullmatch(name)]
 
     def documents(self) -> list[SourceFile]:
-        """Return all documents, by name."""
+        """Return all documents, sorted by name."""
         documents = []
         for folder, _, names in os.walk(self._documents):
             for path in (f"{folder}/{name}" for name in names):
@@ -129,8 +133,9 @@ class TenantFolder:
         return SourceFile(name, path, status.st_size, status.st_mtime_ns)
 
     def used_without(self, name: str) -> int:
-        """Return the bytes of all other documents. Raises `BadRequest` if another name differs only
-        in case, and `UploadsFull` if there may be no further document.
+        """Return the total bytes of all documents but `name`. Raises `BadRequest` if another
+        document's name differs from `name` only in case, and `UploadsFull` if the max number of
+        documents is reached.
         """
         others = [document for document in self.documents() if document.name != name]
         for other in others:
@@ -148,12 +153,13 @@ class TenantFolder:
         return sum(document.size_bytes for document in others)
 
     def check_size(self, name: str, size: int, used: int) -> None:
-        """Raise `DocumentTooLarge` if a document may not have `size` bytes, and `UploadsFull` if
-        the tenant's documents would be too large with it. `used`: the bytes of its others.
+        """Raise `DocumentTooLarge` if `size`, in bytes, is too large for a document, and
+        `UploadsFull` if the tenant's documents together would be too large. `used`: total bytes of
+        the tenant's other documents.
         """
         if not 0 <= size <= MAX_BYTES:
             raise DocumentTooLarge(
-                f"{name!r} was not stored: it has more than {MAX_BYTES >> 20} MB; split it."
+                f"{name!r} was not stored: it is larger than {MAX_BYTES >> 20} MB; split it."
             )
         if used + size > self._config.max_mb << 20:
             raise UploadsFull(
@@ -163,8 +169,8 @@ class TenantFolder:
             )
 
     def begin(self) -> BufferedWriter:
-        """Open a new file for an upload. It is locked, so that no other gateway takes it for one
-        that a killed gateway has left.
+        """Open a new file for an upload. The file is locked, so that other gateways do not remove
+        it as a leftover of a killed gateway.
         """
         with _disk_errors():
             self._arriving.mkdir(parents=True, exist_ok=True)
@@ -179,8 +185,8 @@ class TenantFolder:
             file.write(piece)
 
     def commit(self, file: BufferedWriter, name: str) -> SourceFile:
-        """Make the file of an upload the document `name`. When this returns, a power failure cannot
-        lose it.
+        """Make the file of an upload the document `name`. When the method returns, the document
+        survives a power failure.
         """
         target = self._documents / name
         with _disk_errors():
@@ -188,7 +194,7 @@ class TenantFolder:
             os.fsync(file)
             with self._locked():
                 self.check_size(name, file.tell(), self.used_without(name))
-                # Tell documents of one name apart, even if they arrived in the same tick
+                # A replaced document must have another time of change, even within one clock tick
                 now = time.time_ns()
                 os.utime(file.fileno(), ns=(now, now))
                 try:
@@ -210,14 +216,14 @@ class TenantFolder:
             file.close()
 
     def remove_leftovers(self) -> None:
-        """Remove the files of uploads that killed gateways have left."""
+        """Remove incomplete uploads that killed gateways have left."""
         for path in self._arriving.glob("*"):
-            with suppress(OSError), path.open("rb") as file:  # locked by a living gateway
+            with suppress(OSError), path.open("rb") as file:  # locked by a running gateway
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 
     def delete(self, name: str) -> None:
-        """Delete a document. When this returns, a power failure cannot bring it back. Raises
+        """Delete a document. When the method returns, the deletion survives a power failure. Raises
         `DocumentNotFound`.
         """
         path = self._documents / name
@@ -234,14 +240,14 @@ class TenantFolder:
                         (self._documents / folder).rmdir()
 
     def record(self) -> BuildRecord:
-        """Return the last build that did not fail; an empty record if there was none."""
+        """Return the record of the last successful build; an empty record if there was none."""
         try:
             return msgspec.json.decode(self._record.read_bytes(), type=BuildRecord)
         except (OSError, *JSON_ERRORS):
             return BuildRecord()
 
     def finish(self, record: BuildRecord) -> None:
-        """Store the record of a build. If no document has text, remove the previous index first."""
+        """Store the record of a build. If it has no index, remove the previous index first."""
         if not record.generation:
             (self.index / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.index, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The retriever of a tenant's uploads."""
+"""Search in a tenant's uploads."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,29 +13,29 @@ from serving.retrieval.searcher import IndexSearcher
 
 
 class UploadsIndex:
-    """An `IndexRetriever` over the index of a tenant's uploads, which may not exist, or appear and
-    disappear. It is opened by the first search, as most tenants may never ask.
+    """An `IndexRetriever` for a tenant's uploads. Their index may appear and disappear while the
+    gateway runs. It is opened by the first search, since many tenants may never search.
     """
 
     def __init__(self, name: str, folder: Path, embedder: Embedder) -> None:
-        """`name`: the index's name in scopes. Reads the manifest in `folder`, so it blocks."""
+        """Read the manifest in `folder`. Blocks. `name`: the index's name in scopes."""
         self._name = name
         self._folder = folder
         self._embedder = embedder
         self._searcher: IndexSearcher | None = None
         self._swapping = asyncio.Lock()
         self._manifest = manifest_at(folder)
-        """The manifest of the generation that is searched; None if there is nothing to search."""
+        """Manifest of the current generation; None if there is no index."""
 
     @property
     def index_id(self) -> str:
-        """See `IndexRetriever.index_id`: the tenant, the generation and the passages."""
+        """See `IndexRetriever.index_id`. Has the name, the generation and a digest of passages."""
         passages = self._manifest.corpus_sha256 if self._manifest else ""
         return f"{self._name} {self.generation} {passages}"
 
     @property
     def generation(self) -> str:
-        """The generation that is searched; empty if there is nothing to search."""
+        """The current generation; empty if there is no index."""
         return self._manifest.generation if self._manifest else ""
 
     async def search(
@@ -53,13 +53,14 @@ class UploadsIndex:
         return await self._searcher.search(queries, top_k, document, only)
 
     def is_stale(self) -> bool:
-        """Return whether there is another generation than the one that is searched. Blocks."""
+        """Return True if the disk has another generation, or if the index was removed. Blocks."""
         return manifest_at(self._folder) != self._manifest
 
     async def refresh(self, *, opening: bool = False) -> None:
-        """Search the newest generation from now on. Raises `BadIndex` if it cannot be opened.
+        """Switch to the newest generation. Raises `BadIndex` if it cannot be opened.
 
-        `opening`: whether to open the index if no search has opened it yet.
+        `opening`: open the index if no search has opened it yet; otherwise, only its manifest is
+        read.
         """
         async with self._swapping:
             manifest = await asyncio.to_thread(manifest_at, self._folder)
@@ -73,6 +74,6 @@ class UploadsIndex:
             self._manifest = manifest
 
     async def close(self) -> None:
-        """End the thread that searches."""
+        """End the thread that searches, if there is one."""
         if self._searcher:
             await self._searcher.close()

@@ -1,4 +1,4 @@
-"""The uploads of all tenants: they are stored, and a background task builds their indexes."""
+"""Store the uploads of all tenants, and build their indexes in a background task."""
 
 import asyncio
 import time
@@ -37,13 +37,13 @@ _log = structlog.get_logger("uploads")
 class StoredUploads:
     """Implementation of `Uploads`, with a folder for each tenant.
 
-    A change makes a build due, which brings the tenant's index up to date with all changes until
-    then. One build runs at a time. Whether one is due after a restart follows from the documents
-    and the record of the last build.
+    After a change, a build of the tenant's index becomes due. It covers all changes up to its
+    start. One build runs at a time. After a restart, a build is due if documents and the record of
+    the last build differ.
     """
 
     def __init__(self, config: Config, embedder: Embedder) -> None:
-        """`config`: its `uploads.folder` must be set."""
+        """`config`: the gateway's config, in which `uploads.folder` must be set."""
         self._config = config.uploads
         self._retrieval = config.retrieval
         self._embedder = embedder
@@ -53,23 +53,25 @@ class StoredUploads:
         )
         self._disk = Worker("uploads")
         self._arriving = Counter[str]()
-        """Bytes of the uploads that are not complete, by tenant."""
+        """Bytes of incomplete uploads, by tenant."""
         self._indexes = dict[str, UploadsIndex]()
         self._due = asyncio.Queue[str]()
         self._waiting = set[str]()
-        """Tenants in `_due`."""
+        """Tenants in the queue `_due`."""
         self._built: str | None = None
-        """Tenant of the build that is under way."""
+        """Tenant whose index is being built; None if no build is running."""
         self._failures = dict[str, Exception]()
-        """Errors of failed builds, by tenant."""
+        """Errors of builds that failed and have not succeeded since, by tenant."""
 
     async def start(self) -> None:
-        """Remove what killed gateways have left, and make builds due. Raises `BadConfig`."""
+        """Remove leftovers of killed gateways, and make a build due for each tenant with changes.
+        Raises `BadConfig` if the folder cannot be used.
+        """
         for tenant in await self._disk(self._not_built):
             self._changed(tenant)
 
     def _not_built(self) -> list[str]:
-        """Return the tenants with changes that no build has seen."""
+        """Return the tenants whose index is not up to date."""
         try:
             folders = TenantFolder.all(self._config)
         except OSError as error:
@@ -107,7 +109,7 @@ class StoredUploads:
         folder.check_size(name, size, used + self._arriving[tenant])
         self._arriving[tenant] += size
         received = 0
-        # A task, and shielded below, so that a cancelled upload still removes its file
+        # A task that is shielded below, so that a cancelled upload still removes its file
         begun = asyncio.create_task(self._disk(folder.begin))
 
         async def discard() -> None:
@@ -123,7 +125,7 @@ class StoredUploads:
             if received != size:  # a broken connection looks like the end of a stream
                 raise BadRequest(
                     f"{name!r} was not stored: size_bytes is {size}, but the stream ended after, "
-                    f"or has more than, {min(received, size)} bytes; send it again."
+                    f"or has more than, {min(received, size)} bytes; upload it again."
                 )
             source = await self._change(tenant, folder.commit, file, name)
         finally:
@@ -146,7 +148,7 @@ class StoredUploads:
         """See `Uploads.build`."""
         is_due = tenant in self._waiting or tenant == self._built
         build = await self._disk(self._last_build, self._folder(tenant))
-        # After the record was read, so that searches find what it says
+        # Only after the record was read, so that searches find at least what the record says
         if await self._disk(self.index(tenant).is_stale):
             with suppress(BadIndex):  # a newer build has removed it
                 await self.index(tenant).refresh()
@@ -157,7 +159,7 @@ class StoredUploads:
         return replace(build, state="building" if is_due else state, error=error)
 
     def _last_build(self, folder: TenantFolder) -> Build:
-        """Return the state of a tenant's index as it is on disk. Blocks."""
+        """Return the state of a tenant's index from the files on disk. Blocks."""
         record = folder.record()
         manifest = manifest_at(folder.index)
         documents = folder.documents()
@@ -194,7 +196,7 @@ class StoredUploads:
             self._built = None
 
     async def follow(self) -> None:
-        """Make searches use the generations that other gateways build. Never returns."""
+        """Switch to generations that other gateways have built. Never returns."""
         while True:
             await asyncio.sleep(_FOLLOW_S)
             for index in await self._disk(self._stale):
@@ -202,7 +204,9 @@ class StoredUploads:
                     await index.refresh()
 
     async def _change(self, tenant: str, change: Callable[..., T], *arguments: Any) -> T:
-        """Change documents, and make a build due even if the caller is cancelled meanwhile."""
+        """Change documents by `change(*arguments)`, and make a build due, even if the caller is
+        cancelled meanwhile. Return the result of `change`.
+        """
 
         async def changed() -> T:
             result = await self._disk(change, *arguments)
@@ -218,8 +222,8 @@ class StoredUploads:
             self._due.put_nowait(tenant)
 
     def _build(self, tenant: str, check: Check) -> None:
-        """Build a tenant's index, and store the record of the build. Documents that could not be
-        read before are not read again. Blocks.
+        """Build a tenant's index, and store the record of the build. Unchanged documents that could
+        not be read before are not tried again. Blocks.
         """
         folder = self._folder(tenant)
         with build_lock(folder.path, wait=True, waiting=check):
@@ -268,7 +272,8 @@ async def opened_uploads(
     config: Config, embedder: Embedder | None
 ) -> AsyncIterator[StoredUploads | None]:
     """Open the uploads that a config describes, and build their indexes while the context is open.
-    Yield None if the config has no folder for uploads. Raises `BadConfig`.
+    Yield None if the config has no folder for uploads, or if there is no embedder. Raises
+    `BadConfig` if the folder cannot be used.
     """
     if config.uploads.folder is None or embedder is None:
         yield None
@@ -283,11 +288,13 @@ async def opened_uploads(
 
 
 def _described(source: SourceFile, entry: DocumentEntry | None = None) -> UploadedDocument:
-    """Return a stored document. `entry`: what a build has read of it; None if none has."""
+    """Return the description of a stored document. `entry`: the document's entry in the last build;
+    None if it was not built yet.
+    """
     document = UploadedDocument(source.name, source.size_bytes, source.mtime_ns / 1e9)
     if entry is None:
         return document
-    # Tenants must not learn the gateway's folders
+    # Do not show the gateway's folders to tenants
     not_read = (entry.error or entry.unread).replace(escaped(source.path), source.name)
     return replace(
         document,

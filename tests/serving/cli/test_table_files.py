@@ -333,9 +333,9 @@ def test_a_workbook_may_have_any_text(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("town\nTal\n", "its first line names none of the columns city, founder, founded."),
-        ("", "its first line names none"),
-        ("city,City\nTal,x\n", "its first line names 'city' twice."),
+        ("town\nTal\n", "the first line names none of the columns city, founder, founded."),
+        ("", "the first line names none"),
+        ("city,City\nTal,x\n", "the first line names 'city' twice; remove one of these columns."),
         ("city\n", "no row was found"),
         (
             'city,founded\nTal,1\n"a\nb",2\nBel,1,2\n',

@@ -199,7 +199,7 @@ async def test_a_retriever_that_cannot_open_is_refused_at_start(
         Index(opened.manifest, opened.passages, FaissIndex(lists), None), embedder
     )
     try:
-        with pytest.raises(BadConfig, match="does not keep its vectors"):
+        with pytest.raises(BadConfig, match="does not store the original vectors"):
             await check_access(searcher)
     finally:
         await searcher.close()

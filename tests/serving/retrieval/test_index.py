@@ -238,7 +238,7 @@ def test_altered_passages_are_found(index_folder: Path, embedder: MiniLM) -> Non
         BadIndex, match=r"000001/passages\.jsonl: damaged \(.*\); run `rolegate index build` again"
     ):
         ids(index, embedder, QUERIES, 1)
-    with pytest.raises(BadIndex, match=r"passages\.jsonl: was altered"):
+    with pytest.raises(BadIndex, match=r"passages\.jsonl: was changed"):
         Index.open(index_folder, embedder, verify=True)
 
 
