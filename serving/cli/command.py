@@ -213,7 +213,9 @@ def _add_option(
         extra = kind.extra or {}
         kind = kind.type
     assert doc, f"{field.name} has no description"
-    doc = doc[:1].lower() + doc[1:].removesuffix(".")
+    doc = doc.removesuffix(".")
+    if not doc[1:2].isupper():  # an acronym keeps its case
+        doc = doc[:1].lower() + doc[1:]
 
     settings = _value_settings(kind, field.default)
     settings |= {name: extra[name] for name in ("type", "metavar") if name in extra}
