@@ -77,14 +77,16 @@ def _files_of(engine: Engine) -> tuple[Path, ...]:
     return file, *(Path(f"{file.resolve()}{end}") for end in ("-wal", "-shm"))
 
 
-def _cannot_open(url: str, error: Exception) -> BadConfig:
-    """Return the error for a store that cannot be opened, without the password in `url`."""
+def _cannot_open(url: str, error: Exception, named: str = "server.store") -> BadConfig:
+    """Return the error for a store that cannot be opened, without the password in `url`. `named`:
+    the config key of the store, or another name for it.
+    """
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return BadConfig(
-            "server.store: cannot open it, because it is not a database URL; write sqlite:///FILE "
-            "or postgresql://…"
+            f"{named}: cannot open it, because it is not a database URL; write sqlite:///FILE or "
+            "postgresql://…"
         )
     reason = str(getattr(error, "orig", None) or error).strip()
     if address.password:
@@ -92,20 +94,20 @@ def _cannot_open(url: str, error: Exception) -> BadConfig:
     if not isinstance(error, BadConfig):
         reason += "; check that it exists, that it can be written, and that its disk is not full"
     return BadConfig(
-        f"server.store: cannot open {address.render_as_string(hide_password=True)}: {reason}"
+        f"{named}: cannot open {address.render_as_string(hide_password=True)}: {reason}"
     )
 
 
 @contextmanager
-def engine_for_once(url: str) -> Iterator[Engine]:
+def engine_for_once(url: str, named: str = "server.store") -> Iterator[Engine]:
     """Yield an engine for `url`, and dispose of it on exit. SQLAlchemy's errors in the body of the
-    `with` statement are raised as `BadConfig`.
+    `with` statement are raised as `BadConfig`, whose text begins with `named`.
     """
     engine = engine_of(url)
     try:
         yield engine
     except (BadConfig, SQLAlchemyError) as error:
-        raise _cannot_open(url, error) from error
+        raise _cannot_open(url, error, named) from error
     finally:
         engine.dispose()
 

@@ -171,6 +171,7 @@ async def test_what_is_no_whole_backup_is_refused(
     assert refused.status == 1
     assert any(part in refused.err for part in message.split("|")), refused.err
     assert "copy.db" in refused.err
+    assert "server.store" not in refused.err
     after = {name: content for name, content in _files(tmp_path).items() if "copy.db-" not in name}
     assert after == before
     assert await _runs("rolegate.db") == ["run-1"]

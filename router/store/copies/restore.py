@@ -28,7 +28,7 @@ async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: 
         )
 
     backup.stat()  # SQLite would create it
-    with engine_for_once(f"sqlite:///{backup}") as engine:
+    with engine_for_once(f"sqlite:///{backup}", "the backup") as engine:
         with engine.connect() as connection:
             damage = connection.exec_driver_sql("PRAGMA integrity_check").scalar_one()
             if damage != "ok":
