@@ -75,7 +75,7 @@ class Answerer(Frozen):
 
 _YES = ("correct", "true", "yes")
 _NO = ("incorrect", "false", "no")
-_CORRECT = re.compile(r"^\W{0,4}correct\W{0,4}:\W{0,4}(\w+)", re.IGNORECASE | re.MULTILINE)
+_CORRECT = re.compile(r"^\W{0,4}correct\W{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
 """Matches the verdict in the form of BrowseComp's judge (Wei et al., 2025)."""
 _AROUND = string.punctuation + string.whitespace + "“”‘’"
 

@@ -41,7 +41,7 @@ from router.frozen import Frozen
 from router.protocol import NO_EVIDENCE, Passage
 from router.protocol.decision import Dispatch
 from router.protocol.sub_queries import normal_question
-from router.protocol.tags import Malformed
+from router.protocol.tags import Malformed, one_line
 from router.search import Delegator, RunContext
 from router.search.context import Reporting
 from router.search.dispatch import Dispatching
@@ -298,6 +298,8 @@ class _Filling:
         """Number of executors that looked for each cell without failing, by row and column."""
         self._left_out = set[RowKey]()
         """Keys of names that no report gave (`left_out.py`), which are checked by conditions."""
+        self._names_checked = 0
+        """Number of such names so far, with those that a later report gave."""
         self._about: list[Passage] | None = None
         """Passages found by searching for the values of conditions alone; None before that. No
         executor sees them.
@@ -595,20 +597,21 @@ class _Filling:
         listed = self._listed[ask.discovery]
         new = dict.fromkeys(row.key for row in reading.rows if row.key not in listed)
         listed |= new
-        for found in reading.rows:
-            values = ["" if claim is None else claim.value for claim in found.claims]
-            self._shown_keys.setdefault(found.key, self._key_values(values))
+        for row in reading.rows:
+            values = ["" if claim is None else claim.value for claim in row.claims]
+            self._shown_keys.setdefault(row.key, self._key_values(values))
 
         for key in sorted(new.keys() & self._left_out):
             self._left_out.remove(key)
             self._fill(key)
 
         titles = Counter(
-            citation.title
+            one_line(citation.title)
             for row in reading.rows
             for claim in filter(None, row.claims)
             for citation in claim.citations
         )
+        titles.pop("", None)
         for title, _ in titles.most_common(1):
             self._list_titles.setdefault(ask.discovery, title)
 
@@ -757,9 +760,10 @@ class _Filling:
         keys = {row_key(Schema(self._schema.keys), [name]): name for name in names}
         new = [key for key in keys if key not in self._shown_keys]
         rows_left = self._request.max_rows - len(table.every_row)
-        for key in new[: max(0, min(rows_left, MAX_LEFT_OUT - len(self._left_out)))]:
+        for key in new[: max(0, min(rows_left, MAX_LEFT_OUT - self._names_checked))]:
             self._shown_keys[key] = (keys[key],)
             self._left_out.add(key)
+            self._names_checked += 1
             self._begin(key)
 
     async def _settle(self) -> None:

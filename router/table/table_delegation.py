@@ -3,10 +3,10 @@ reading of the plan that it writes.
 """
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, get_args
 
 from msgspec.structs import replace
@@ -55,8 +55,10 @@ _ENDING = 3
 "Austria" and "Austrian" are two words.
 """
 _MAX_ALIKE = 20
-"""Max phrases of a request with which a name is compared, and max names of a condition that are
-compared.
+_MAX_MISSPELLED = 8
+_MAX_NAME = 50
+"""Max phrases of a request with which a name is compared, max names that are compared in a plan,
+and max characters of such a name. They bound the time of comparisons.
 """
 _ATTRIBUTE = re.compile(
     r"""([a-z]{1,9})\s{0,4}=\s{0,4}["'“]([^"”]*?)["'”](?=\s|/|\Z)""", re.IGNORECASE
@@ -128,17 +130,23 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
     the plan's questions for rows.
     """
     text = without_thinking(text)
-    shown = readable(request)
-    request = fold(shown)
+    plan = parse_decision(text, limit=_MAX_TAGS, managed=True)
+    questions = plan.sub_queries if isinstance(plan, Dispatch) else ()
+    tags = [*islice(_WHERE.finditer(text), _MAX_TAGS)]
+    written = chain.from_iterable(tag.group(2).split("|") for tag in tags if tag.group(2))
+    spellings = _spellings(map(one_line, written), readable(request))
+    request = fold(readable(request))
     ignored = list[str]()
-    for tag in islice(_WHERE.finditer(text), _MAX_TAGS):
+    for tag in tags:
         try:
-            condition = _respelled(_condition(*tag.groups("")), shown, request)
-            if condition.operator == "one_of":
-                condition = _completed(condition, text, request)
+            condition = _condition(*tag.groups(""))
+            name = normal_name(condition.column.name)
+            types = {normal_name(column.name): column.type for column in schema.columns}
+            if types.get(name, "text") == "text":
+                condition = _corrected(condition, spellings, questions, request)
             extended = with_condition(schema, condition)
-            for condition in extended.conditions[len(schema.conditions) :]:
-                _check_names(condition, request)
+            for added in extended.conditions[len(schema.conditions) :]:
+                _check_names(added, request)
             schema = extended
         except BadRequest as error:
             ignored.append(f"{one_line(tag[0][:_MAX_CHARS])}: {error}")
@@ -154,46 +162,71 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
     return schema, tuple(ignored)
 
 
-def _respelled(condition: Condition, shown: str, request: str) -> Condition:
-    """Return a condition with each misspelled name spelled as in the request. Return it unchanged
-    if two of its values would become equal. `request`: the folded form of the request `shown`.
+def _spellings(values: Iterable[str], request: str) -> dict[str, str]:
+    """Return the spelling in the request of names that a plan misspells, by the misspelled name. A
+    name is misspelled if the request has another one with as many words, the same ending, and few
+    other letters. At most `_MAX_MISSPELLED` names are looked at.
+
+    `values`: values of conditions.
     """
-    if condition.operator not in _BY_NAME or len(condition.values) > _MAX_ALIKE:
-        return condition
-    words = _WORD.findall(shown)
-    values = list[str]()
-    for value in condition.values:
-        alike = list[str]()
-        if sought(value) not in request and len(value) <= _MAX_CHARS and not _DIGIT.search(value):
-            size = len(value.split())
-            phrases = (" ".join(words[at : at + size]) for at in range(len(words)))
-            ending = value[-_ENDING:]
-            alike += islice((name for name in phrases if name.endswith(ending)), _MAX_ALIKE)
-        values += get_close_matches(value, alike, 1, _ALIKE) or [value]
-    is_distinct = len(set(values)) == len(values)
-    return replace(condition, values=tuple(values)) if is_distinct else condition
+    words = _WORD.findall(request)
+    folded = fold(request)
+    wrong = (
+        value
+        for value in dict.fromkeys(values)
+        if value[:1].isupper() and len(value) <= _MAX_NAME and not _DIGIT.search(value)
+        if sought(value) not in folded
+    )
+    spellings = dict[str, str]()
+    for value in islice(wrong, _MAX_MISSPELLED):
+        size = len(value.split())
+        phrases = dict.fromkeys(" ".join(words[at : at + size]) for at in range(len(words)))
+        alike = (
+            name
+            for name in phrases
+            if name[:1].isupper() and name.endswith(value[-_ENDING:])
+            # "Dependent" and "Independent" are two words
+            if value.casefold() not in name.casefold() and name.casefold() not in value.casefold()
+        )
+        for name in get_close_matches(value, [*islice(alike, _MAX_ALIKE)], 1, _ALIKE):
+            spellings[value] = name
+    return spellings
 
 
-def _completed(condition: Condition, text: str, request: str) -> Condition:
-    """Return a condition `one_of` whose values are names of the request. If some are not, take the
-    names from the questions for rows in the plan `text`: if one is "Which films by A are there?",
-    with A among the values, another one that differs in the name only has a further value.
+def _corrected(
+    condition: Condition,
+    spellings: Mapping[str, str],
+    questions: Sequence[str],
+    request: str,
+) -> Condition:
+    """Return a condition with its misspelled names corrected, unless two of them would become
+    equal. Wrong names of `one_of` are replaced by names in the plan's questions for rows: if one
+    question is "Which films by A are there?", with A among the values, another question that
+    differs only in the name has a further value.
 
     Small models miscopy the second name of a condition more often than that of a question.
+    `request`: the folded request.
     """
-    names = dict.fromkeys(value for value in condition.values if sought(value) in request)
-    plan = parse_decision(text, limit=_MAX_TAGS)
-    complete = len(names) == len(condition.values) > 1
-    if complete or not names or not isinstance(plan, Dispatch):
+    if condition.operator not in _BY_NAME:
         return condition
+    values = [spellings.get(value, value) for value in condition.values]
+    if len(set(values)) == len(values):
+        condition = replace(condition, values=tuple(values))
+    names = dict.fromkeys(value for value in condition.values if sought(value) in request)
+    complete = len(names) == len(condition.values) > 1
+    if condition.operator != "one_of" or complete or not names:
+        return condition
+
     known, *_ = names
-    for asked in plan.sub_queries:
-        before, found, after = asked.partition(known)
-        for other in plan.sub_queries if found else ():
+    for question in questions:
+        before, is_asked, after = question.partition(known)
+        for other in questions if is_asked and (before or after) else ():
             name = other.removeprefix(before).removesuffix(after)
             if name and f"{before}{name}{after}" == other and sought(name) in request:
                 names[name] = None
-    return replace(condition, values=tuple(names)) if len(names) > 1 else condition
+    # With fewer names than values, a right one may be missing
+    enough = len(names) >= max(2, len(condition.values))
+    return replace(condition, values=tuple(names)) if enough else condition
 
 
 def _check_names(condition: Condition, request: str) -> None:
@@ -222,11 +255,12 @@ def _condition(attributes: str, body: str) -> Condition:
     if operator not in get_args(Operator):
         raise BadRequest(f"is={operator[:_MAX_CHARS]!r}: use {', '.join(get_args(Operator))}.")
     column = Column(named.get("column", ""), ask=named.get("ask", ""))
-    values = tuple(filter(None, map(one_line, body.split("|"))))
+    written = filter(None, map(one_line, body.split("|")))
+    values = tuple({sought(value) or value: value for value in written}.values())
     if operator == "equals" and len(values) > 1:
         operator = "one_of"
     elif operator not in _BY_NAME and len(values) > 1:
-        values = tuple(filter(_DIGIT.search, values))
+        values = tuple(filter(_DIGIT.search, values)) or values
     return Condition(column, operator, values)
 
 

@@ -32,8 +32,8 @@ _WIDE_BARS = re.compile(r"^ {0,9}｜.*|^[^\s|][^|\n]*\t[^|\n]*$", re.MULTILINE)
 """Matches table rows whose cells are separated by full-width bars, or by tabs."""
 _SEPARATOR = re.compile(r"\s*:?[-—=+]+:?\s*")
 _LEFT_OUT = re.compile(
-    r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|(?:(?P<rows>\d{1,6}) )?(?:more|others)"
-    r"(?: rows)?|continued|omitted))?\W*",
+    r"\s*\(?(?:\.{2,}|…+|⋮)\s*(?:(?:and )?(?:so on|\(?(?:(?P<rows>\d[\d,]{0,20}) )?"
+    r"(?:more|others)(?: \w{1,20})?|continued|omitted))?\W*",
     re.IGNORECASE,
 )
 _DITTO = re.compile(r"""\s*(?:"|''|〃|″|”|同上)\s*""")
@@ -220,7 +220,7 @@ def _usable(
                 values[at] = values[at] or above[at]
         marks = [mark for at in keys if (mark := _LEFT_OUT.fullmatch(row[at]))]
         if marks:
-            lost += int(marks[0]["rows"] or 1)
+            lost += int((marks[0]["rows"] or "1").replace(",", ""))
         elif any(is_blank(values[at]) for at in keys):
             lost += 1
         else:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 from rolegate.client import Client
 from rolegate.client.text import place
 
@@ -55,8 +55,6 @@ def _show(client: Client, options: SearchOptions) -> None:
             continue
 
         source = place(passage.document or passage.passage_id, passage.page, passage.location)
-        console.print(
-            f"{passage.score:.3f} [bold]{escape(passage.title)}[/] [dim]({escape(source)})[/]",
-            highlight=False,
-        )
+        title = (passage.title, "bold")
+        console.print(Text.assemble(f"{passage.score:.3f} ", title, (f" ({source})", "dim")))
         print_line(console, f"{passage.text}\n", 6)

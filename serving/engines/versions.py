@@ -110,7 +110,7 @@ def next_version(folder: Path, taken: Iterable[str] = ()) -> str:
     """Return the name of the next version. Its number is one more than the highest number of the
     versions in `folder` and in `taken`.
     """
-    names = [*taken, *(path.name for path in folder.glob("executor-*"))]
+    names = [*taken, *(path.name for path in folder.iterdir())] if folder.is_dir() else taken
     matches = filter(None, map(_NAME.fullmatch, names))
     latest = max((int(match[1]) for match in matches), default=0)
     return f"executor-{latest + 1:06d}"

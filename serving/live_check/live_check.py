@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
-import msgspec
+from msgspec.structs import replace
 
 from router.calls import Role
 from router.errors import JSON_ERRORS, BadConfig, BadIndex, UpstreamError, UpstreamUnavailable
@@ -115,6 +115,8 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     one question to a model, and for the start of a tool server. Raises `BadConfig`.
     """
     roles = config.roles.by_name
+    # The judge of trials is not probed, so its engine is not needed
+    config = replace(config, distillation=replace(config.distillation, judge=None))
     async with open_upstreams(config, log, partial(_opened, config, log)) as started:
         table = "condenser" if config.condenser else "roles.delegation"
         probing = (
@@ -163,7 +165,7 @@ async def _probe_role(
     reason. `key`: the table of the config that describes the role.
     """
     # A role remembers which parameters its endpoint refuses, so each turn gets a new role.
-    new_role = partial(started.new_role, name, msgspec.structs.replace(config, attempts=1))
+    new_role = partial(started.new_role, name, replace(config, attempts=1))
     role: Role = new_role()
     measured = Measured(len(role.system))
     served = await _served(started.session, role, config) if role.streams else {}

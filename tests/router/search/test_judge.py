@@ -31,6 +31,8 @@ from tests.scripted_model import ScriptedModel
         ("reasoning: correct: yes, but another name\n**Correct:** no", False),
         ("reasoning: the answer says\ncorrect: yes\ncorrect: no", None),
         ("correct: partly", None),
+        ("correct: yes, but only partly", None),
+        ("correct: yes if the answer means the same, otherwise no", None),
         ("<verdict>correct</verdict><verdict>incorrect</verdict>", None),
         ("Not true", None),
         ("not correct", None),

@@ -336,6 +336,9 @@ def test_of_several_names_all_must_be_in_the_request(values: str, reason: str) -
         ("Novels of Austrian writers", "Austria", None),
         ("Cars of Formula Four 4", "Formula Four 3", None),
         ("Towns of South Vorland", "South Vorland|North Vorland", None),
+        ("Kings who were Unmarried", "Married", None),
+        ("stations that are not inactive", "active", None),
+        ("Cities of Ana Ruiz or Bo Lund", "Ana Ruiz|ana ruiz", None),
     ],
 )
 def test_a_misspelled_name_is_spelled_as_in_the_request(
@@ -359,7 +362,8 @@ QUESTIONS = (
     ("written", "values"),
     [
         ("Ana Ruiz|Towne Road", ("Ana Ruiz", "Bo Lund")),
-        ("Ana Ruiz|Xna Ruiz|Xna Ruiz|Xna Ru", ("Ana Ruiz", "Bo Lund")),
+        ("Ana Ruiz|Xna Ruiz|Xna Ruiz", ("Ana Ruiz", "Bo Lund")),
+        ("Ana Ruiz|Bo Lund|Towne Road", None),
         ("Bo Lund|", ("Bo Lund", "Ana Ruiz")),
         ("Dee Hart|Towne Road", None),
         ("Eve Towne|Towne Road", None),
@@ -378,6 +382,40 @@ def test_wrong_names_of_a_condition_are_replaced_by_those_of_the_questions(
         sorted(values or ())
     ] * bool(values)
     assert len(ignored) == (not values)
+
+
+def test_names_of_questions_for_managers_are_read() -> None:
+    plan = QUESTIONS.replace("<search>", '<search manager="files">')
+    plan += '<where column="founder" is="one of">Ana Ruiz|Towne Road</where>'
+    schema, _ = planned(SCHEMA, plan, "Films by Ana Ruiz and Bo Lund")
+    assert [condition.values for condition in schema.conditions] == [("Ana Ruiz", "Bo Lund")]
+
+
+def test_only_texts_are_corrected() -> None:
+    """The request contains Yeyes, which is nearly yes."""
+    columns = Schema((Column("city", key=True), Column("eyed", "boolean")))
+    schema, ignored = planned(
+        columns, '<where column="eyed" is="equals">Yeses</where>', "Cities of Yeyses"
+    )
+    assert (schema.conditions, len(ignored)) == ((), 1)
+    assert "'Yeses'" in ignored[0]
+
+
+def test_few_names_are_compared_with_few_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison takes quadratic time in the length of a name."""
+    compared = []
+
+    def compare(name: str, phrases: list[str], *_: object) -> list[str]:
+        compared.append((len(name), len(phrases)))
+        return []
+
+    monkeypatch.setattr("router.table.table_delegation.get_close_matches", compare)
+    names = [f"Ana{chr(97 + number % 26) * (number % 60)}son" for number in range(2000)]
+    plan = f'<where column="founder" is="one of">{"|".join(names)}</where>' * 64
+    planned(SCHEMA, plan, " ".join(f"Bo{chr(97 + at % 26) * (at % 9)}son" for at in range(999)))
+    assert 0 < len(compared) <= 8
+    assert max(size for size, _ in compared) <= 50
+    assert max(phrases for _, phrases in compared) <= 20
 
 
 def test_words_next_to_a_number_are_ignored() -> None:

@@ -172,6 +172,8 @@ def test_omitted_and_keyless_rows_are_counted() -> None:
     head = _HEAD + "| Krurou | Ana Ruiz | 1321 |\n"
     assert read_rows(head + "| ... | ... | ... |\n| | Bo | 1400 |", CITIES) == ((KRUROU,), 2)
     assert read_rows(head + "| (… and 12 more rows) | | |", CITIES) == ((KRUROU,), 12)
+    assert read_rows(head + "| … (1,200 more) | | |", CITIES) == ((KRUROU,), 1200)
+    assert read_rows(head + "| ... and 12 more cities | | |", CITIES) == ((KRUROU,), 12)
     assert read_rows(head + "| ...And Justice | | |", CITIES).rows[1:] == (
         ("...And Justice", "", ""),
     )
