@@ -74,7 +74,7 @@ def _shadow(client: Client, options: VersionOptions) -> None:
 
 
 def _canary(client: Client, options: CanaryOptions) -> None:
-    """Make a version a canary: use it in a share of the runs; compare it with the active version."""
+    """Make a version a canary: let it serve a share of the runs; compare it with the active one."""
     _show(client.set_version_traffic(options.version, "canary", options.share), options)
 
 
