@@ -168,7 +168,9 @@ class AskOptions(TermsOptions, kw_only=True):
     sub-queries for executors; host adds managers between them.
     """
     language: Name = ""
-    """Language of the answer, such as German (default: language of the question)."""
+    """Language of the answer, such as German (default: answer.language of the gateway's config, or
+    else that of the question).
+    """
     length: Length | None = None
     """Length of the answer (default: answer.length of the gateway's config)."""
     stream: bool = False
@@ -240,7 +242,9 @@ class ChatOptions(GatewayOptions):
     """
 
     language: Name = ""
-    """Language of the answers, such as German (default: language of the question)."""
+    """Language of the answers, such as German (default: answer.language of the gateway's config, or
+    else that of the question).
+    """
     length: Length | None = None
     """Length of the answers (default: answer.length of the gateway's config)."""
     stream: bool = False
