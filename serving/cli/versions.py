@@ -13,10 +13,10 @@ from serving.cli.tables import decisions_table, state_of, versions_table
 _ABOUT = """List, try, promote and roll back versions of the executor.
 
 The executor is the model that searches. A new version of it is published (`rolegate sft publish`)
-and registered. It is then tried as a shadow, which repeats the sub-queries of finished runs, and as
-a canary, which is the executor in a share of the runs. At last it is promoted to the active
-version. From `versions shadow` on, the gateway itself takes the next step or rolls the version back
-as soon as the figures of the trial allow a decision ([versions.gate] in the config).
+and registered. It is then tried as a shadow, which repeats finished runs without changing their
+answers, and as a canary, which is the executor in a share of the runs. At last it is promoted to
+the active version. After `versions shadow`, the gateway itself takes the next steps, or rolls the
+version back, when the figures of the trial allow a decision ([versions.gate] in the config).
 """
 
 
@@ -26,7 +26,7 @@ class DecisionsOptions(JSONConnectionOptions):
     version: Annotated[str, POSITIONAL] = ""
     """Show only decisions on this version."""
     after: int = 0
-    """Show only decisions with a number higher than this (see `#` in the list)."""
+    """Show only decisions with a number (column #) higher than this."""
 
 
 class VersionOptions(JSONConnectionOptions, kw_only=True):
@@ -69,7 +69,7 @@ def _register(client: Client, options: VersionOptions) -> None:
 
 
 def _shadow(client: Client, options: VersionOptions) -> None:
-    """Make a version a shadow: repeat the sub-queries of every run, after the client's answer."""
+    """Make a version a shadow: repeat every run with it, after the client has the answer."""
     _show(client.set_version_traffic(options.version, "shadow"), options)
 
 

@@ -374,8 +374,8 @@ def set_version_traffic(
 ) -> Call[version_pb.ExecutorVersion]:
     """Start or end a trial of a version of the executor, and return the version.
 
-    `state`: `shadow` to repeat the sub-queries of finished runs, `canary` to serve a share of the
-    runs, or `registered` to end the trial. `share`: the share of the runs that a canary serves,
+    `state`: `shadow` to repeat finished runs with the version, `canary` to let it serve a share of
+    the runs, or `registered` to end the trial. `share`: the share of the runs that a canary serves,
     more than 0 and at most 1.
     """
     return Call(
