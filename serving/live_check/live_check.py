@@ -270,7 +270,7 @@ def _refusal(error: UpstreamError, key: str) -> ProbeResult:
     if isinstance(error, UpstreamUnavailable):
         return ProbeResult(False, "no", what, needed=True)
     advice = (
-        f"check the API key that {key}.api_key_env names, the model's name, that base_url ends in "
+        f"check the key that {key}.api_key_env names, the model's name, that base_url ends in "
         f"/v1, and whether the model needs {key}.system_role = false"
     )
     return ProbeResult(False, "refused", f"{what}; {advice}", needed=True)
