@@ -199,7 +199,8 @@ class Gateway(Frozen, kw_only=True):
         if request.history:
             if self.condenser is None:
                 raise BadConfig(
-                    "history: this gateway cannot read a history; ask a question that needs none."
+                    "history: this gateway has no condenser, which questions with a history need; "
+                    "send a question without history."
                 )
             roles["condense"] = self.condenser.role
         self._check_prices(options, roles)

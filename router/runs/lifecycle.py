@@ -401,7 +401,8 @@ class RunLifecycle:
             run.ended = await run.live.until_ended(self._store(run), ends_at)
         except TimeoutError:
             late = OutOfTime(
-                f"The deadline passed while run {run.start.id} was stored; get its result later."
+                f"The deadline passed while run {run.start.id} was stored; get its result later "
+                f"with `rolegate runs show {run.start.id}`."
             )
             raise run.failure or late from None
         except StoreFailed:

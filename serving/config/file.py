@@ -137,7 +137,7 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
         return f"{_joined(key, unknown[1])}: unknown field; {_instead(unknown[1], place, key)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
-        return f"{_joined(key, missing[1])}: missing"
+        return f"{_joined(key, missing[1])}: missing; add it to the file"
     if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
         return f"{key}: {text.lower()}; there are: {', '.join(map(str, kind.values))}"
     problem = plain_words(text)
