@@ -1,4 +1,6 @@
-"""Model calls of a role: attempts, replicas, limits, timeouts, readiness."""
+"""Model calls of a role (such as delegator or executor): attempts, replicas, limits, timeouts,
+readiness.
+"""
 
 from router.calls.health import Need, Readiness
 from router.calls.replicas import Replica, Upstreams

@@ -47,14 +47,14 @@ call fails immediately.
 """
 _MIN_TOKENS = 64
 _MIN_SHARE = 4
-"""A call is only worth making if the budget has room for at least 64 output tokens, and for at
-least a quarter of the role's output limit. See `min_output_tokens`.
+"""A call is made only if the budget has room for at least 64 output tokens, and for at least a
+quarter of the role's output limit. See `min_output_tokens`.
 """
 BYTES_PER_TOKEN = 4
 """Typical bytes of a token. This is precise enough to compare the load of replicas."""
 _PROBE_S = 5.0
-"""Timeout of the first token, in seconds, of a call to an endpoint whose breaker is not closed, if
-there are other replicas.
+"""Timeout of the first token, in seconds, of a call to an endpoint whose circuit breaker is not
+closed, if there are other replicas.
 """
 OnText = Callable[[], Callable[[str], None]]
 """Called at the beginning of each attempt. It returns a function that is then called with each
@@ -114,8 +114,8 @@ class Attempts:
             except QuotaExhausted as error:
                 pause_s = error.retry_after_s
                 late = loop_time() + pause_s > self.until
-                # Only limits per minute name nothing that is left. A run that has just begun is
-                # refused, and one under way waits for the next minute, without a place.
+                # `error.left` is None only for a limit per minute. A run that has made no call yet
+                # is then refused. Other runs wait for the next minute, without holding a slot.
                 if error.left or late or not self.ledger.calls:
                     raise
                 self._made -= 1
@@ -155,7 +155,7 @@ class Attempts:
         """Return the output of one attempt. None if a stop string matched inside the model's
         reasoning; then the call has to be repeated without stop strings.
 
-        If such a repetition gives a text, the endpoint is marked, and later calls send it no stop
+        If the repeated call returns a text, the endpoint is marked, and later calls send it no stop
         strings.
         """
         async with self.health:
@@ -327,8 +327,8 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
 
 
 def min_output_tokens(max_tokens: int) -> int:
-    """Return the smallest output limit with which a call is still worth making, for a role whose
-    output limit is `max_tokens`.
+    """Return the smallest output limit with which a call is made when the budget is short, for a
+    role whose output limit is `max_tokens`.
     """
     return min(max_tokens, max(_MIN_TOKENS, max_tokens // _MIN_SHARE))
 

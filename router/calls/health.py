@@ -35,7 +35,7 @@ class Readiness:
         before = self.all.get(source)
         self._parts[source] = list(needs), why
         now = self.all.get(source)
-        # Another reason is no change: it may contain the time or id of an error
+        # Another reason alone is not a change, because it may contain the time or id of an error
         if (before and before[0]) == (now and now[0]):
             return
         if why is None:

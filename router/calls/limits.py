@@ -50,7 +50,7 @@ MESSAGE_TOKENS = 16
 
 
 def prompt_bound(messages: Iterable[Message]) -> int:
-    """Return an upper bound of the number of tokens of messages, by their bytes.
+    """Return an upper bound of the number of tokens of messages, computed from their bytes.
 
     The bound holds for every tokenizer whose smallest tokens are bytes, that is, for byte-level
     tokenizers and SentencePiece with byte fallback. Their tokens cover at least one byte of the
@@ -119,9 +119,9 @@ class PromptCounts:
 
 
 _MAX_FAILURES = 5
-"""Number of consecutive failed attempts after which a role counts as failing. It is the number that
-opens a breaker. Each role has its own count, because a breaker belongs to an endpoint, where calls
-of other roles may succeed in between.
+"""Number of consecutive failed attempts after which a role counts as failing; as many open a
+circuit breaker. A role has its own count, because the breaker of an endpoint also counts the calls
+of other roles, which may succeed in between.
 """
 _FAILING_S = 2.0
 """Seconds that a role's attempts must keep failing before the role counts as failing."""
@@ -164,7 +164,7 @@ class RoleHealth:
     @property
     def works(self) -> bool:
         """False if at least five consecutive attempts have failed and the first of them was at
-        least two seconds ago. A burst that hits a rate limit is over sooner.
+        least two seconds ago. A burst of calls that hits a rate limit is over sooner.
         """
         lasting = loop_time() - self._failing_since >= _FAILING_S
         return self.failures < _MAX_FAILURES or not lasting

@@ -1,4 +1,4 @@
-"""Replicas of a model, their breakers, and the choice of a replica for a call."""
+"""Replicas of a model, their circuit breakers, and the choice of a replica for a call."""
 
 import asyncio
 import random
@@ -57,7 +57,7 @@ class Breaker:
 
     def end(self, good: bool | None, *, probe: bool) -> None:
         """Record the result of a call. `good`: whether the endpoint worked; None if the result does
-        not show it. `probe`: the value that `begin` returned for the call.
+        not tell. `probe`: the value that `begin` returned for the call.
         """
         if probe and good:
             self.state = "closed"
@@ -101,8 +101,8 @@ class Endpoint:
         its result to the breaker.
 
         Yields a function that the caller calls at the first token: if the call is a probe, the
-        breaker closes then and not only at the end. `silent`: returns whether the call has been
-        without output for suspiciously long. If so, its cancellation counts as a failure.
+        breaker closes then and not only at the end. `silent`: returns whether the call has had no
+        output for suspiciously long. If so, its cancellation counts as a failure of the endpoint.
         """
         breaker = self.breaker  # `self.breaker` may be replaced during the call
         probe = breaker.begin()
@@ -132,8 +132,8 @@ class Endpoint:
 
 
 def _good(error: UpstreamError) -> bool | None:
-    """Return whether the endpoint is healthy although it raised this error: True for a refusal, and
-    None, for unknown, if the endpoint limits the rate of calls.
+    """Return whether the endpoint works although a call failed with this error: True for a refusal,
+    False for other errors, and None (unknown) if the endpoint limits the rate of calls.
     """
     if isinstance(error, UpstreamUnavailable):
         return None if error.throttled else False
@@ -215,13 +215,11 @@ async def chosen(choice: Callable[[], Replica], until: float) -> Replica:
 
 
 class Upstreams:
-    """State of all endpoints, by deployment, and of all roles. All versions of the executor share
-    it.
-    """
+    """State of all endpoints and of all roles. All versions of the executor share this state."""
 
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}
-        """State of endpoints by deployment, that is by their names in the ledger."""
+        """State of endpoints by deployment, that is, by their names in the ledger."""
         self.roles: dict[RoleName, RoleHealth] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:

@@ -180,9 +180,9 @@ class Role:
         )
 
     async def min_cost(self, text: str, turns: int = 1) -> Amount:
-        """Return an estimate of the least that a conversation of `turns` turns costs if it begins
-        with `text`: each turn reads the prompt, and only the last turn writes an output, of the
-        smallest length that is worth a call.
+        """Return an estimate of the min cost of a conversation of `turns` turns that begins with
+        `text`: each turn reads the prompt, and only the last turn writes an output, with the length
+        that `min_output_tokens` returns.
         """
         prompt = self._prompt(self.opening(text), (), None)
         usage = await self.model.count(prompt, "")
@@ -206,9 +206,9 @@ class Role:
         """Reserve a part of the run's budget for the answer: the max cost of a call of this role
         with a prompt that consists of `messages` and `coming_tokens` further tokens.
 
-        `shortest`: True to reserve for the smallest output that is worth a call, not for the role's
-        whole output limit. `extra`: an amount to reserve in addition. Raises `BudgetExhausted` if
-        the budget is too small, and `StoreFailed` if the reservation cannot be stored.
+        `shortest`: True to reserve for an output of `min_output_tokens`, not for the role's whole
+        output limit. `extra`: an amount to reserve in addition. Raises `BudgetExhausted` if the
+        budget is too small, and `StoreFailed` if the reservation cannot be stored.
         """
         tokens = await prompt_tokens(
             self.model, self._prompt(messages, (), None), self.health.counts
@@ -249,7 +249,7 @@ class Role:
         error = MalformedOutput(
             f"model {self.model.name!r} does not follow the protocol of its role, even after it "
             "was asked to correct its output; use another model or prompt (`rolegate check --live` "
-            "tries the prompts for questions, but not those for tables)",
+            "probes the prompts for questions, but not those for tables)",
             endpoint=self.model.endpoint,
         )
         error.role = self.name

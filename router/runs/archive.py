@@ -28,8 +28,8 @@ class RunSummary(Frozen):
     kind: RunKind
     request_id: str
     request: str
-    """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters. A
-    question that was written from a conversation is shown as searched, and then as asked.
+    """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters. For a
+    question of a conversation, the rewritten question comes first, then the original one.
     """
     status: RunStatus
     outcome: AnswerOutcome | TableOutcome | None
@@ -51,7 +51,7 @@ class RunSummary(Frozen):
     key_id: str = ""
     """Public part of the API key of the request; empty if it had none."""
     good: bool | None = None
-    """Verdict of the latest feedback on the run: True for right, False for wrong; None if there is
+    """Latest verdict in the feedback on the run: True for right, False for wrong; None if there is
     no verdict.
     """
 
@@ -76,14 +76,14 @@ class RunFilter(Frozen):
     outcome: AnswerOutcome | TableOutcome | None = None
     topology: TopologyName | None = None
     executor_version: str | None = None
-    """Select runs in which this version of the executor worked. A run that only took over reports
-    of this version from another run is not selected.
+    """Select runs in which this version of the executor worked. A run that only reused reports of
+    this version from another run is not selected.
     """
     unsupported: bool = False
     """True selects only answers with names or numbers that no cited evidence contains."""
     feedback: Literal["right", "wrong", "any"] | None = None
-    """Select runs with feedback: `right` for feedback with the verdict that the answer is right,
-    `wrong` for the verdict that it is wrong, `any` for any feedback. See `Feedback.good`.
+    """Select runs with feedback: `right` or `wrong` for feedback with this verdict on the answer,
+    `any` for any feedback. See `Feedback.good`.
     """
     key_id: str = ""
     """Select runs of requests with this API key, by its public part."""
@@ -97,8 +97,8 @@ class RunPage(Frozen):
     """A page of runs, newest first."""
 
     runs: tuple[RunSummary, ...]
-    """Fewer runs than requested on the last page, and on a page for which the archive searched
-    many runs and found few that match.
+    """The runs. There may be fewer than requested: on the last page, and if the archive has looked
+    at many runs for this page and found few that match.
     """
     next_page: str
     """The token of the next page; empty on the last page."""
@@ -141,8 +141,8 @@ class Progress(NamedTuple):
 class Archive(Protocol):
     """Access to stored runs. Every method raises `StoreFailed` if the store fails.
 
-    `tenant`, in its methods: the tenant of the caller. Runs of other tenants are treated as if they
-    did not exist. None, for the operator, has access to all runs.
+    The parameter `tenant` of the methods is the tenant of the caller: runs of other tenants are
+    treated as if they did not exist. For the operator it is None, which gives access to all runs.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
@@ -165,7 +165,7 @@ class Archive(Protocol):
     async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
         """Return the figures of the runs that match `wanted`, for each span of time.
 
-        `starts`: Unix times at which the spans begin, ascending; the first one not after
+        `starts`: Unix times at which the spans begin, ascending; the first must not be after
         `wanted.start`. Each span ends where the next one begins, and the last at `wanted.end`.
         """
 

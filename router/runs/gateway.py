@@ -55,9 +55,11 @@ _PROBE_TOKENS = 16
 _PROBE_S = 10.0
 """Deadline of a probe, in seconds."""
 _REPORTING_SHARE = 0.05
-"""Share of an execution's time that is kept for reporting that the time for searching ran out."""
+"""Share of the time of `Gateway.execute` that is kept for returning the result when the time for
+searching has run out.
+"""
 _FOLDING_SHARE = 0.1
-"""Share of a table's time that is kept for building the table from the reports."""
+"""Share of a table's time that is kept for building the table from the executors' reports."""
 MAX_HISTORY = 40
 """Max messages before a question."""
 MAX_HISTORY_CHARS = 32_000
@@ -133,8 +135,8 @@ _GRAVITY: dict[type[UpstreamError], int] = {
     UpstreamProtocolError: 1,
     MalformedOutput: 2,
 }
-"""Rank of failures: if several have occurred, the one with the lowest rank is reported. Other
-classes, such as refusals, have rank 0, because they do not pass by themselves.
+"""Ranks of error classes: if several errors have occurred, the one with the lowest rank is
+reported. Other classes, such as refusals, have rank 0, because waiting does not help against them.
 """
 
 
@@ -160,8 +162,8 @@ class Gateway(Frozen, kw_only=True):
     """The roles with which `tables` fills tables."""
     max_question_chars: int = 4000
     vocabulary: Vocabulary | None = None
-    """The only words that questions may use, for models of one small language; None for models that
-    know the natural language.
+    """The only words that questions may use, for models that were trained on a small language, such
+    as the demo's; None if all words may be used.
     """
     style: AnswerStyle = DEFAULT_STYLE
     """Style of the answers where a request does not set it."""
@@ -197,7 +199,8 @@ class Gateway(Frozen, kw_only=True):
         if request.history:
             if self.condenser is None:
                 raise BadConfig(
-                    "history: this gateway cannot read a history; ask a question that needs none."
+                    "history: this gateway has no condenser, which questions with a history need; "
+                    "send a question without history."
                 )
             roles["condense"] = self.condenser.role
         self._check_prices(options, roles)
@@ -262,7 +265,8 @@ class Gateway(Frozen, kw_only=True):
         named: bool = True,
     ) -> bool:
         """Return whether a question has words outside of the vocabulary. If so, put `ended` with an
-        answer that says so into `draft`. `named`: whether the question must have a name.
+        answer that says so into `draft`. `named`: whether a question without any name counts as
+        outside too.
         """
         outside = self.vocabulary.outside(question, named=named) if self.vocabulary else []
         if outside:
@@ -419,8 +423,8 @@ class Gateway(Frozen, kw_only=True):
 
 
 def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamError | None:
-    """Return the failure because of which a run has no answer. None if the run has an answer, or if
-    it searched without failures and found nothing.
+    """Return the error that left a run without an answer. None if the run has an answer, or if it
+    searched without errors and found nothing.
     """
     unanswered = trajectory.answer in (NOT_FOUND, NOT_SEARCHED)
     if not unanswered or trajectory.outcome not in ("not_found", "no_search"):
@@ -439,8 +443,8 @@ def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamErro
 
 
 def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
-    """Return the failure because of which a table has no row. None if the table has given rows, or
-    if any of its executions did not fail.
+    """Return the error that left a table without a row. None if the table has given rows, or if any
+    of its executions did not fail.
     """
     if run.given or any(not execution.failed for execution in run.executions):
         return None

@@ -69,8 +69,8 @@ class RequestOptions(Frozen):
     """
     budget: Budget = UNLIMITED
     no_cache: bool = False
-    """True if executors must work on every sub-query again: the run takes over no report from
-    another run, and no other run takes over a report of this one.
+    """True if executors must work on every sub-query again: the run reuses no report of another
+    run, and no other run reuses a report of this one.
     """
     resume: str = ""
     """Identifier of an interrupted run to resume; empty for none. The question and the budget of
@@ -89,8 +89,8 @@ class RunRequest(Frozen):
     text: str
     """The question, sub-query or last message, for lists and logs."""
     content: object
-    """The complete request. Two requests with equal kind and content are the same request, as far
-    as `request_id` is concerned.
+    """The complete request. If two requests have the same `request_id`, but a different kind or
+    content, the second is refused.
     """
     settings: dict[str, RoleSetting] | None = None
     """Models and prompts of the roles that work on the request; None for the gateway's own."""
@@ -165,9 +165,9 @@ class RunLifecycle:
     admission: Admission = field(default_factory=Admission)
     observer: Observer = field(default_factory=Observers)
     conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
-    """Returns, by name, everything else that the turns of a run in a scope depend on, such as the
-    index. A run can be resumed only while these values are the same. Raises `NotFound` for an index
-    that does not exist.
+    """Returns, by name, further values that determine what a run in a scope does, such as the
+    identifier of the index. A run can be resumed only while these values are the same. Raises
+    `NotFound` for an index that does not exist.
     """
 
     @asynccontextmanager
@@ -190,7 +190,7 @@ class RunLifecycle:
         code inside raises is passed on.
         """
         shadow = request.kind == "shadow"
-        if shadow:  # A trial waits until no client waits, and takes no place from clients.
+        if shadow:  # A trial waits until clients leave a place free, but does not take it.
             await self.admission.spare()
         now = loop_time()
         longest = request.timeout_s or self.timeout_s
@@ -380,7 +380,7 @@ class RunLifecycle:
     ) -> AsyncIterator[None]:
         """Store the run when the context is left, whether its work succeeded or failed. Waits until
         `ends_at` for the store, then raises the failure of the work, if any, or else `OutOfTime`.
-        `advice`: what to do if the deadline passes.
+        `advice`: text on what to do if the deadline passes, for the error message.
         """
         try:
             async with asyncio.timeout_at(run.context.deadline):
@@ -401,7 +401,8 @@ class RunLifecycle:
             run.ended = await run.live.until_ended(self._store(run), ends_at)
         except TimeoutError:
             late = OutOfTime(
-                f"The deadline passed while run {run.start.id} was stored; get its result later."
+                f"The deadline passed while run {run.start.id} was stored; get its result later "
+                f"with `rolegate runs show {run.start.id}`."
             )
             raise run.failure or late from None
         except StoreFailed:

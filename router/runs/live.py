@@ -18,8 +18,8 @@ Value = TypeVar("Value")
 _LARGE = 1000
 """If a run has more events than this, `free_slowly` frees them."""
 _USED_S = 60.0
-"""Seconds after the end of a run within which the run's last watchers should have dropped its
-events.
+"""Seconds after the end of a run after which its events are freed. Watchers should have finished
+reading them by then.
 """
 
 
@@ -111,9 +111,9 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` when the run is over: immediately, unless `until_ended` has left a coroutine
-        in the background that still stores the run. Then `call` is called when that coroutine is
-        done.
+        """Call `call` when the run is over. This is immediately, unless `until_ended` has left a
+        coroutine in the background that still stores the run. In that case, `call` is called when
+        the coroutine is done.
         """
 
         def ended(ending: asyncio.Future[Any]) -> None:

@@ -13,7 +13,7 @@ from router.trace.scope import NO_FILTER, DocumentFilter
 
 class Observer(Protocol):
     """Callbacks for requests, runs and searches, called in the task that works on them. They must
-    return quickly and raise nothing.
+    return quickly and must not raise.
     """
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:

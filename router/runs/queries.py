@@ -61,8 +61,8 @@ class Runs:
 
     async def get(self, run_id: str, identity: Identity) -> Run:
         """Return a run. A run that is under way has its events and calls so far. If another gateway
-        works on the run, they are about half a second old, or missing if that gateway does not
-        answer. Raises `NotFound` if there is no such run, or if the caller may not see it.
+        works on the run, the latest half second of them is missing, or all of them if that gateway
+        does not answer. Raises `NotFound` if there is no such run, or if the caller may not see it.
         """
         async with self._loading.setdefault(run_id, asyncio.Lock()):
             run = self._ended.get(run_id)
@@ -126,7 +126,7 @@ class Runs:
     ) -> AsyncIterator[tuple[int, Event | Run]]:
         """Yield each event of an answer or a table with its number, from number `after` + 1 on. If
         the run is under way, events are yielded as they arrive. The last item is the ended run,
-        with the number of the final message of its stream.
+        with the number of the last message of its stream (see `_AFTER_EVENTS`).
 
         Raises `NotFound` if there is no such run, `BadRequest` for a run of another kind and for a
         number that the run has not reached, and `StoreFailed` if the run could not be stored.

@@ -1,5 +1,5 @@
-"""Check whether an answer is supported, which means that its names and numbers occur in evidence
-that retrieved passages contain; and find the citations that support each of its sentences.
+"""Check whether an answer is supported, that is, whether its names and numbers occur in evidence
+that is in retrieved passages; and find the citations that support each of its sentences.
 """
 
 import re
@@ -18,9 +18,8 @@ from router.trace.table import Column
 
 T = TypeVar("T")
 _SHORT = 4_000
-"""Max size of a result that is checked on the event loop, as `_read_chars` returns it. Such a check
-takes some milliseconds. Handing it to a worker thread and back takes longer than the check of an
-ordinary answer.
+"""Max size, as `_read_chars` returns it, of a result that is checked on the event loop. Such a
+check takes some milliseconds, which is less than it takes to hand it to a worker thread and back.
 """
 _SHORT_WORDS = 4
 """In an answer of at most this many words, every word is checked. In a longer answer, only names,
@@ -172,8 +171,8 @@ class _Evidence:
         self._known = _PLAIN_WORDS.union(fold(self._everything).split())
 
     def supports(self, claim: str) -> bool:
-        """Return True if a text says that nothing is known, or if its words, numbers and dates
-        occur in the evidence.
+        """Return True if `claim` says that nothing is known, or if its names, numbers and dates
+        occur in the evidence, and so do most of its other words that are checked.
         """
         if _NOTHING_KNOWN.search(claim):
             return True

@@ -1,5 +1,5 @@
-"""Conversation of a model that takes turns: in each turn it searches, opens a document, calls a
-tool, or writes its report.
+"""Conversation of an agent with its model. In each turn, the model searches, opens a document,
+calls a tool, or writes its report.
 """
 
 import time
@@ -107,7 +107,9 @@ class ContextWindow:
         form: Form,
         session: Tools | None = None,
     ) -> None:
-        """`session`: the conversation's session with the tools; None if it has none."""
+        """`opening`: the first messages. `form`: how turns are parsed and answered. `session`: the
+        conversation's session with the tools; None if it has none.
+        """
         self.messages = opening
         self.session = session
         self._form = form
@@ -159,8 +161,8 @@ class ContextWindow:
         self.messages = (Message("system", f"{system.content}\n\n{text}".strip()), *others)
 
     def named(self, name: str) -> str | None:
-        """Return the name of the document with this name or title, if a search has found one of its
-        passages; else None.
+        """Return the name of the document whose name or title is `name`, if a search has found one
+        of its passages; else None.
         """
         for search in self.searches:
             for passage in search.passages if search.call is UNSET else ():
@@ -200,7 +202,7 @@ class ContextWindow:
     def close(self, text: str) -> None:
         """Ask the model to answer now.
 
-        If the last message shows a search's passages, it is rendered again with its own request for
+        If the last message shows the passages of a search, it is rendered again, with a request for
         the report. Otherwise `text` is added: to the last user message, or as a new one.
         """
         last = self.messages[-1]
@@ -260,7 +262,9 @@ class Agent:
         return self._tools.session() if self._tools else nullcontext()
 
     def begin(self, text: str, session: Tools | None = None) -> ContextWindow:
-        """Return a new conversation about the question or sub-query `text`."""
+        """Return a new conversation about the question or sub-query `text`. `session`: a session
+        that the method `session` opened.
+        """
         return ContextWindow(self.role.opening(prompts.request(text)), self.form, session)
 
     def goes_on(self, work: ContextWindow) -> bool:

@@ -1,4 +1,4 @@
-"""The answer while it is written: the part of the answerer's output that is certain to stay."""
+"""Streaming of the answer while the answerer writes it, without text that may still change."""
 
 import re
 from collections.abc import Callable
@@ -22,8 +22,8 @@ number is lower than the length of the answer so far.
 class AnswerStream:
     """Reads the answerer's output piece by piece, and passes the answer on.
 
-    After a failure, the output is written again. As long as the new output is the same, nothing is
-    passed on twice. If it differs, the part that differs is replaced.
+    After a failed call, the answerer writes its output again. Nothing is passed on twice while the
+    new output is the same as the old one. From the first difference on, the answer is replaced.
     """
 
     def __init__(self, emit: Emit) -> None:

@@ -1,5 +1,5 @@
-"""The answerer, which writes the answer from the question and the reports alone (TBSS 3.1), and the
-judge, which compares answers.
+"""The answerer, which writes the answer from the question and the executors' reports alone (TBSS
+3.1), and the judge, which decides whether an answer is right.
 """
 
 import re
@@ -81,8 +81,8 @@ _AROUND = string.punctuation + string.whitespace + "“”‘’"
 
 
 class Judge(Frozen):
-    """The role that decides whether an answer is right, by comparing it with right answers by
-    meaning. Each comparison has a fresh context.
+    """The role that decides whether an answer is right, by comparing its meaning with that of right
+    answers. Each comparison has a fresh context.
     """
 
     role: Role

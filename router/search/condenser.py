@@ -15,9 +15,8 @@ STOP = ("</question>", "</clarify>")
 
 
 class Condenser(Frozen):
-    """The role that rewrites a question before the search. Its model is the delegator's or another
-    one, and is shown only the history and the question. The search gets the model's output, and
-    nothing else of the conversation.
+    """The role that rewrites a question before the search. Its model sees only the history and the
+    question. The search sees only the rewritten question, not the history.
     """
 
     role: Role

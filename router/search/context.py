@@ -1,4 +1,4 @@
-"""The context of one run, which is passed to everything that works for the run."""
+"""The context of one run, which is passed to all code that works for the run."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -57,7 +57,7 @@ class Reporting(Frozen):
     `report_tokens`.
     """
     escalates: bool = True
-    """Whether a sub-query is passed on if a manager's report names another manager for it."""
+    """Whether a sub-query is passed on to another manager if the report of the first names one."""
 
 
 class RunContext(Frozen):
@@ -73,7 +73,7 @@ class RunContext(Frozen):
     ledger: Ledger
     draft: Draft = msgspec.field(default_factory=Draft)
     sharing: bool = False
-    """Whether the run shares reports with other runs of its tenant, in both directions."""
+    """Whether the run reuses reports of other runs of its tenant, and they reuse its reports."""
     scope: Scope = DEFAULT_SCOPE
     """The indexes and documents that the run may search."""
     reporting: Reporting = Reporting()

@@ -30,8 +30,8 @@ class Delegator(Frozen):
 
     role: Role
     max_sub_queries: int = 8
-    """Max sub-queries of one block that are dispatched; further ones are reported back to the
-    model.
+    """Max sub-queries of one decision that are dispatched. The next message to the model lists
+    those that were not.
     """
     stop: tuple[str, ...] = STOP
     managed: bool = False

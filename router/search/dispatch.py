@@ -37,9 +37,9 @@ class Dispatching:
         width: int | None = None,
     ) -> None:
         """`number`: the number of the round, from 1. `first`: the number that the round's first
-        sub-query has in the run. `group`: the task group in which executors run. `max_early`: max
-        sub-queries that start early; None for no limit. `width`: max executors at a time; None for
-        no limit.
+        sub-query has in the run, from 0. `group`: the task group in which executors run.
+        `max_early`: max sub-queries that start early; None for no limit. `width`: max executors at
+        a time; None for no limit.
         """
         self._executor = executor
         self._number = number

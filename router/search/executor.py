@@ -35,8 +35,8 @@ class Executes(Protocol):
         """Max tokens of a report."""
 
     def role(self, context: RunContext) -> Role:
-        """Return the executor's role, for callers that estimate its cost or call its model outside
-        of an execution.
+        """Return the executor's role, for callers that estimate the cost of an execution, or call
+        the executor's model directly.
         """
 
     async def run(

@@ -43,8 +43,8 @@ class Indexes(Frozen):
 
     @classmethod
     def of(cls, searched: "IndexRetriever | Indexes") -> "Indexes":
-        """Return `searched` itself if it is `Indexes`. Else return indexes of which the retriever
-        `searched` is the only one, the default index.
+        """Return `searched` itself if it is `Indexes`. If it is a retriever, return `Indexes` with
+        this retriever as the default index, and no others.
         """
         if not isinstance(searched, Indexes):
             return cls({DEFAULT_INDEX: searched})
@@ -70,8 +70,8 @@ class Indexes(Frozen):
         merged by rank. For the other parameters and errors, see `IndexRetriever.search`. Also
         raises `NotFound` if an index of the scope does not exist.
 
-        The id and the document of a passage that is not of the default index are preceded by the
-        name of its index and a colon.
+        The id and the document of a passage have the name of its index and a colon as a prefix,
+        except those of the default index.
         """
         if scope == DEFAULT_SCOPE:
             return await self.retrievers[DEFAULT_INDEX].search(queries, top_k, document)

@@ -57,8 +57,8 @@ class FactorizedSearch(Frozen):
     max_rounds: int = 4
     """Max decisions of the delegator (T in TBSS 4.1)."""
     require_evidence: bool = True
-    """True if a run without evidence ends with an answer that says so, instead of a guess of the
-    answerer.
+    """True if a run without evidence ends with a fixed answer that says so. False if the answerer
+    is asked even then.
     """
     early_dispatch: bool = True
     """Whether work on a sub-query starts as soon as it is written, before the block is complete.
@@ -125,7 +125,7 @@ class FactorizedSearch(Frozen):
         try:
             for number in range(len(trajectory.rounds) + 1, self.max_rounds + 1):
                 if trajectory.outcome != "rounds_exhausted":
-                    break  # the executors met the deadline or the budget
+                    break  # the executors reached the deadline, or used up the budget
                 async with dispatching(
                     self.executor,
                     number,
@@ -250,7 +250,7 @@ class FactorizedSearch(Frozen):
                 searching = await self.executor.role(context).min_cost("", turns=2)
                 searching += await self.delegator.role.min_cost(question)
                 await reserve(0, extra=searching)
-            await reserve(coming_tokens)  # replaces any earlier reserve
+            await reserve(coming_tokens)  # replaces the earlier reservation
 
     async def _answer(
         self,

@@ -1,10 +1,10 @@
 """Managers, the optional layer between the delegator and the executors (InfoSeeker 3.1 and 3.3).
 
 A manager gets one sub-query of the delegator, its step. It splits the step into sub-queries, lets
-workers (executors) search for them, checks their reports, and writes one report. The
-delegator sees only the manager's report, and the manager sees only its step, not the question.
-There is exactly one layer of managers, because deeper layers give worse results (WideSeek-R1,
-app. A) and multiply the cost.
+workers (executors) search for them, checks their reports, and writes one report. The delegator sees
+only the manager's report, and the manager sees only its step, not the question. There is exactly
+one layer of managers, because deeper layers give worse results (WideSeek-R1, app. A) and multiply
+the cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +33,9 @@ _CUT: Mapping[str, ExecutionOutcome] = {
 
 
 class Manager(Frozen):
-    """Works on a sub-query by a nested search loop with a delegator and workers, in a fresh
-    context. To the outer loop, it is an executor.
+    """Works on a sub-query with a nested search loop, in a fresh context: the manager's model is
+    the delegator of that loop, and workers are its executors. The outer loop uses a manager like an
+    executor.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Manager(Frozen):
     """
     workers: Executes
     max_rounds: int = 2
-    """Max turns of the manager that dispatch sub-queries."""
+    """Max turns of the manager in which it dispatches sub-queries."""
     max_workers: int = 8
     """Max workers at a time."""
 
@@ -220,8 +221,8 @@ def _joined(grounds: Sequence[Execution], chars: int) -> Report:
 
 
 class Managers:
-    """All managers of a topology. Each sub-query goes to the manager that the delegator's block
-    names, or else to the first, which is the default.
+    """All managers of a topology. Each sub-query goes to the manager that the delegator names for
+    it, or else to the first manager, which is the default.
     """
 
     def __init__(self, managers: Sequence[Manager]) -> None:

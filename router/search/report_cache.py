@@ -72,9 +72,8 @@ class _Flight:
     shared: _Shared | None = None
     """The leader's execution, once it has a report."""
     over: bool = False
-    """True once the leader has reported, or has failed for a reason that would also make other runs
-    fail. It stays False if the leader ended because of a cancellation, a deadline or a budget of
-    its run.
+    """True once the leader has reported, or has failed for a reason that does not depend on its
+    run. False if its run was cancelled, or ran out of time or budget, so that another run can lead.
     """
 
 
@@ -190,8 +189,8 @@ class ReportCache:
         by_version = context.ledger.worked_on(index) <= {key.version}
         if execution.outcome == "reported" and by_version:
             flight.shared = _Shared(execution, context.ledger.run_id)
-            # Cache the report only if the index was not replaced in the meantime, and the passages
-            # have the order of the reranker that is a part of the index's identifier.
+            # Cache the report only if the index was not replaced in the meantime, and no call of
+            # the reranker failed, because the index's identifier includes the reranker.
             failed = any(getattr(search.reranking, "error", None) for search in execution.searches)
             if not failed and key.index_id is not None and key.index_id == self._index(key.scope):
                 self._kept[key] = flight.shared

@@ -53,9 +53,8 @@ class Booking(NamedTuple):
 
 
 BOOKING = ContextVar[Booking | None]("booking", default=None)
-"""Booking of the current task's search; None outside of runs, where calls are not booked. It is no
-argument of `IndexRetriever.search`, because retrievers do not call models, except for a reranker
-around one of them.
+"""Booking of the current task's search; None outside of runs, where calls are not booked. It is not
+an argument of `IndexRetriever.search`, because only a retriever with a reranker calls a model.
 """
 
 

@@ -59,7 +59,7 @@ class ToolOutput(Frozen):
     """The result of a tool call."""
 
     text: str
-    """The joined texts of the result's content parts. Its length is limited."""
+    """The texts of the result's content parts, joined and cut to a max length."""
     title: str = ""
     """Title of the source; empty if the server gives none."""
     address: str = ""

@@ -52,18 +52,19 @@ _KEYS = """Manage the API keys of a gateway.
 
 A key determines which tenant a request belongs to and what the request may do. Keys are stored in
 the store that the config names. A running gateway applies changes within a second. With --address,
-the gateway itself makes the change, for an operator's key in ROLEGATE_API_KEY.
+the command calls a running gateway instead; ROLEGATE_API_KEY must hold an operator's key.
 """
 _TENANTS = """Manage what each tenant may spend, and what is stored of its runs.
 
 Tenants are stored in the store that the config names. Requests without a key, or with an operator's
-key, are booked to the tenant `default`. Limits per day and month use days and months in UTC. With
---address, the gateway itself makes the change, for an operator's key in ROLEGATE_API_KEY.
+key, count for the tenant `default`. Limits per day and month use days and months in UTC. With
+--address, the command calls a running gateway instead; ROLEGATE_API_KEY must hold an operator's
+key.
 """
 
 
 class StoreClient(AsyncClient):
-    """Client of keys and tenants that opens no connection: it calls a servicer in this process."""
+    """Client that calls a servicer in this process, without a gateway and a connection."""
 
     def __init__(self, servicer: AdminServicer) -> None:
         self._servicer = servicer
@@ -94,9 +95,9 @@ class CreateKeyOptions(AccountOptions):
     """Options of `keys create`."""
 
     tenant: TenantName | None = None
-    """Create the key for this tenant (default: for the operator)."""
+    """Create the key for this tenant (default: an operator's key, which sees all tenants)."""
     scope: tuple[KeyScope, ...] = ()
-    """Give the key these scopes (default: ask; for the operator, all scopes)."""
+    """Give the key these scopes (default: ask; for an operator's key, all scopes)."""
     label: str = ""
     """Show this note next to the key in `keys list`."""
 
@@ -105,7 +106,7 @@ class KeyOptions(AccountOptions, kw_only=True):
     """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
-    """ID of the key, as in `keys list`: the part of the key between `rg_` and the next `_`."""
+    """Identifier of the key, as in `keys list`: its part between `rg_` and the next `_`."""
 
 
 class RotateKeyOptions(KeyOptions):
@@ -119,9 +120,9 @@ class ExpireKeyOptions(KeyOptions):
     """Options of `keys expire`."""
 
     after: Annotated[Span, exclusive("expiry")] | None = None
-    """Let the key expire after this time, such as 12h or 30d."""
+    """Let the key expire after this time from now, such as 12h or 30d."""
     never: Annotated[bool, exclusive("expiry")] = False
-    """Let the key never expire."""
+    """Remove the expiry: the key is valid until it is revoked."""
 
 
 class LimitKeyOptions(KeyOptions):
@@ -160,8 +161,9 @@ def keys(arguments: Sequence[str]) -> int:
 
 
 def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
-    """Run the coroutine function `work` with a client of a gateway or of the config's store, and
-    with `options`; return 0. Create the store if it does not exist. Raises `GatewayError`.
+    """Run the coroutine function `work` with `options` and a client, and return 0. The client calls
+    the gateway at `options.address`, or else works on the config's store, which is created if it
+    does not exist. Raises `GatewayError`.
     """
     errors_only()
 
@@ -210,7 +212,7 @@ async def _rotate(client: AsyncClient, options: RotateKeyOptions) -> None:
     rotated = await client.rotate_key(options.key_id, options.grace)
     _show_created(rotated, options)
     if not options.json:
-        complain(f"It replaces a key. {_until(rotated.replaced)}")
+        complain(f"It replaces an older key. {_until(rotated.replaced)}")
 
 
 def _show_created(
@@ -223,11 +225,11 @@ def _show_created(
         return
 
     owner = f"tenant {key.tenant}" if key.tenant else "the operator, who sees all tenants"
-    complain(f"A key of {owner}; scopes: {', '.join(key.scopes)}. It is shown only once:")
+    complain(f"New key of {owner}; scopes: {', '.join(key.scopes)}. It is shown only once:")
     print(created.key_text, flush=True)
     if first:
         complain(
-            "This is the first key: from now on every caller of this store's gateways needs one."
+            "This is the first key: from now on every caller of this store's gateways needs a key."
         )
 
 
@@ -287,9 +289,9 @@ async def _revoke(client: AsyncClient, options: KeyOptions) -> None:
 
 
 async def _limit_key(client: AsyncClient, options: LimitKeyOptions) -> None:
-    """Limit what may be requested with a key, in each calendar minute (from second 0 to 59).
+    """Limit the requests and tokens of a key in each calendar minute (from second 0 to 59).
 
-    Limits whose options are not given stay as they are; the value `none` removes a limit.
+    Limits whose options are not given do not change; the value `none` removes a limit.
     """
     changes = {name: limit for name in KEY_LIMITS if (limit := getattr(options, name)) is not UNSET}
     key = await client.update_key(pb.Key(key_id=options.key_id, **changes), list(changes))
@@ -297,10 +299,11 @@ async def _limit_key(client: AsyncClient, options: LimitKeyOptions) -> None:
 
 
 async def _audit(client: AsyncClient, options: AuditOptions) -> None:
-    """Print the audit log, one line of JSON for each act, newest act first.
+    """Print the audit log, one line of JSON for each event, newest event first.
 
-    It has all administrative acts at all gateways on the store, and those of commands that opened
-    the store: what was done to which key, tenant or executor version, by which key and from where.
+    An event is a change of a key, a tenant or an executor version: what was changed, by which key,
+    and from where. The log has the events of all gateways that share the store, and of commands
+    that opened the store.
     """
     for event in (await client.audit(options.limit)).events:
         print(json_of(event))
@@ -319,7 +322,7 @@ def _public(key: pb.Key) -> dict[str, object]:
 
 
 def _until(key: pb.Key) -> str:
-    return f"Key {key.key_id} is valid until (UTC): {_minute(key, 'revoke_time') or 'revoked'}"
+    return f"Key {key.key_id} expires (UTC): {_minute(key, 'revoke_time') or 'never'}"
 
 
 def _minute(key: pb.Key, field: str) -> str:
@@ -381,8 +384,8 @@ def tenants(arguments: Sequence[str]) -> int:
 async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
     """Create a tenant, or change its settings.
 
-    Settings whose options are not given stay as they are; the value `none` removes a limit. A
-    running gateway applies new limits from the next request on.
+    Settings whose options are not given do not change; the value `none` removes a limit. A running
+    gateway applies new limits from the next request on.
 
     No limit is ever exceeded: before each model call, the gateway reserves the most that the call
     can cost.
@@ -435,7 +438,7 @@ async def _show_tenant(client: AsyncClient, options: NamedTenantOptions) -> None
 
 
 def _limits(tenant: Tenant) -> Iterator[str]:
-    """Yield each limit that is set, after its option's name: "tokens-per-day 2,000,000"."""
+    """Yield each limit that is set as text, such as "tokens-per-day 2,000,000"."""
     for name, limit in msgspec.structs.asdict(tenant).items():
         if isinstance(limit, int) and not isinstance(limit, bool):
             shown = dollars(limit) if "usd" in name else f"{limit:,}"

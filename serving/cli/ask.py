@@ -1,4 +1,4 @@
-"""`rolegate ask` and `rolegate chat`: ask questions; show answers and how they came about."""
+"""`rolegate ask` and `rolegate chat`: ask questions; show answers and the steps to them."""
 
 import asyncio
 import re
@@ -85,16 +85,16 @@ class TermsOptions(GatewayOptions):
     max_cost_usd: Dollars | None = None
     """Spend at most this many dollars."""
     no_cache: bool = False
-    """Search for every sub-query again, instead of reusing reports of other runs."""
+    """Search for every sub-query again, instead of reusing what other runs found for it."""
     json: bool = False
     """Print JSON: the result, or with --stream one line for each event."""
 
 
 def terms(options: GatewayOptions, kind: type[Terms]) -> Terms:
-    """Return those of a command's options that the client sends with the request.
+    """Return the options of a command that the client sends with the request.
 
-    `kind`: the client's dictionary of request options, whose keys are returned as far as the
-    command has a value for them.
+    `kind`: a `TypedDict` of the client with the names of these options. Options that are not given
+    are left out.
     """
     given = {
         name: value
@@ -164,11 +164,13 @@ class AskOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """The question, in plain words."""
     topology: TopologyName | None = None
-    """Roles that search: factorized has a delegator and executors; host also has managers between
-    them (docs/operating.md).
+    """Roles that search: with factorized (default), a delegator splits the question into
+    sub-queries for executors; host adds managers between them.
     """
     language: Name = ""
-    """Language of the answer, such as German (default: language of the question)."""
+    """Language of the answer, such as German (default: answer.language of the gateway's config, or
+    else that of the question).
+    """
     length: Length | None = None
     """Length of the answer (default: answer.length of the gateway's config)."""
     stream: bool = False
@@ -194,8 +196,8 @@ Opened = TypeVar("Opened")
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Open `service` and yield its value, while its event loop runs in another thread; close it
-    when the context ends. Exceptions of opening and closing are raised here.
+    """Open `service` and yield its value. Its event loop runs in another thread until the context
+    ends, and then `service` is closed. Exceptions of opening and closing are raised here.
 
     Ctrl-C while `service` opens or closes is handled by asyncio: it cancels the opening or closing
     and waits for its end before `KeyboardInterrupt` is raised.
@@ -227,8 +229,8 @@ class ChatOptions(GatewayOptions):
     """Ask one question after another, typed in a terminal or read from a pipe, one per line.
 
     A question may refer to the questions and answers before it. Without --address, a gateway is
-    started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends
-    the chat. Commands (`:` works in place of `/`):
+    started for the chat. Ctrl-C cancels the running question; Ctrl-D or `/quit` ends the chat.
+    Commands (`:` works in place of `/`):
 
       /new                  begin a new conversation
       /index [NAME ...]     search these indexes, or all
@@ -240,7 +242,9 @@ class ChatOptions(GatewayOptions):
     """
 
     language: Name = ""
-    """Language of the answers, such as German (default: language of the question)."""
+    """Language of the answers, such as German (default: answer.language of the gateway's config, or
+    else that of the question).
+    """
     length: Length | None = None
     """Length of the answers (default: answer.length of the gateway's config)."""
     stream: bool = False
@@ -250,7 +254,8 @@ class ChatOptions(GatewayOptions):
 def chat(arguments: Sequence[str]) -> int:
     """Run `rolegate chat` until the input ends; return the exit status.
 
-    After an error of the gateway the chat continues. Ctrl-C cancels the running question only.
+    The chat continues after an error of the gateway, and after Ctrl-C, which cancels the running
+    question.
     """
     options = parse(ChatOptions, "chat", arguments)
     request_options = terms(options, RequestOptions)
@@ -307,8 +312,8 @@ def chat(arguments: Sequence[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of the standard input, stripped, until it ends or a line is a word such as
-    `/quit`. In a terminal, a prompt is shown, and lines can be edited.
+    """Yield the lines of standard input, stripped, until it ends or a line is `/quit` or a synonym.
+    In a terminal, a prompt is shown, and lines can be edited.
     """
     prompt = ""
     if sys.stdin.isatty():

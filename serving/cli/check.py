@@ -44,7 +44,7 @@ class CheckOptions(ConfigOptions):
     """Probe all models, servers and indexes of the config; vLLM engines are started for the check.
     """
     allow_missing: Annotated[bool, exclusive("way")] = False
-    """Exit with status 0 even if keys, packages or files are missing."""
+    """Exit with status 0 even if API keys or packages are missing, or an index must be built."""
     timeout: Seconds = 60.0
     """Wait this many seconds for each probe."""
     json: bool = False
@@ -83,7 +83,7 @@ def check(arguments: Sequence[str]) -> int:
         )
         return int(not works)
 
-    # First, so that errors stay on the screen
+    # Gaps come first, so that errors stay on the screen
     if gaps:
         print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     if live is not None:
@@ -100,9 +100,9 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def _other_schema(store: str, *, live: bool) -> list[str]:
-    """Return a list with the problem of a store whose schema is that of another release or program;
-    an empty list if there is none. A store on PostgreSQL is looked at only if `live`, because that
-    needs a connection.
+    """Return a list with one message if the schema of the store is that of another release or
+    program; else an empty list. PostgreSQL is checked only if `live`, because that needs a
+    connection.
     """
     file = sqlite_file(store)
     exists = file.exists() and file.stat().st_size > 0 if file else live
@@ -111,8 +111,8 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Return the problems of all indexes. An index whose documents are in the config has none,
-    because the gateway builds it when it starts.
+    """Return a message for each index that is missing or was built with other settings. An index
+    whose documents the config names has none, because the gateway builds it when it starts.
     """
     problems = []
     for name, retrieval in config.all_indexes.items():
@@ -128,7 +128,7 @@ def _not_built(config: Config) -> list[str]:
         if manifest.lexical != retrieval.lexical:
             problems.append(
                 f"{key}.lexical: must be {str(manifest.lexical).lower()} for the index in "
-                f"{retrieval.index}."
+                f"{retrieval.index}; change it, or build the index again."
             )
         elif manifest.lexical and not has_words(manifest):
             problems.append(f"{key}.index: {retrieval.index}: {OUTDATED}")
@@ -136,7 +136,8 @@ def _not_built(config: Config) -> list[str]:
         if manifest.embedder != embedder:
             problems.append(
                 f"retrieval.embedder: is {embedder}, but the index was built with "
-                f"{manifest.embedder} ({key}.index); configure that embedder."
+                f"{manifest.embedder} ({key}.index); configure that embedder, or build the index "
+                "again."
             )
     return problems
 

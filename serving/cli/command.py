@@ -1,9 +1,8 @@
 """Command lines that are defined by msgspec structs: each field of a command's struct is an option.
 
 A field's type determines which values the option accepts, and the docstring under the field is the
-option's help text. The docstring of the struct is the
-command's description. A field named `config` adds the options `--config` and `--preset`; its value
-is the config file that they choose.
+option's help text. The docstring of the struct is the command's description. A field named `config`
+adds the options `--config` and `--preset`; its value is the config file that they choose.
 """
 
 import argparse
@@ -48,7 +47,7 @@ _Groups: TypeAlias = "defaultdict[str, argparse._MutuallyExclusiveGroup]"
 
 
 def exclusive(group: str) -> Meta:
-    """Return a mark for options of which a command line may have at most one per `group`."""
+    """Return a mark for mutually exclusive options: a command line may have one of each `group`."""
     return Meta(extra={"group": group})
 
 
@@ -75,8 +74,8 @@ def run_subcommand(
     """Run the subcommand of `rolegate GROUP` that `arguments` name; return its exit status.
 
     `about`: description of the group. `commands`: subcommands by name. The docstring of a function
-    is the help of its subcommand, and the type of its parameter `options` defines the options. A
-    string is the summary of a subcommand that the caller runs itself. `run`: called with a
+    is the help of its subcommand, and the type of its parameter `options` defines the options. For
+    a subcommand that the caller runs itself, the value is its summary. `run`: called with a
     subcommand's function and options; by default it calls the function with the options.
     """
     summaries = {name: _summary(command) for name, command in commands.items()}
@@ -123,8 +122,8 @@ def parse(
     """Return the arguments of `rolegate COMMAND` as a struct of type `options`. `about`: the
     command's description (default: the struct's docstring).
 
-    The struct may have a class variable `NEEDS`: by the name of a field, the field
-    without which its option has no effect.
+    The struct may have a class variable `NEEDS`, which maps an option to another option without
+    which it has no effect. The first is then refused without the second.
 
     Raises `BadConfig` for a value that its field does not accept. Exits the process, as argparse
     does, after `--help` and for unknown, missing or badly written options.
@@ -143,7 +142,7 @@ def parse(
     values = vars(parser.parse_args(arguments))
     for option, needed in getattr(options, "NEEDS", {}).items():
         if values.get(option) and not values.get(needed):
-            # An argument without a name is shown as in the help
+            # A positional argument is shown by its metavar, as in the help
             shown = {each.dest: (*each.option_strings, each.metavar) for each in parser._actions}
             parser.error(f"{shown[option][0]} has no effect without {shown[needed][0]}")
     if "config" in groups:
@@ -179,23 +178,25 @@ def _add_config(group: argparse._MutuallyExclusiveGroup) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"read this config file, in TOML (default: {CONFIG} in this folder, if it exists)",
+        help=f"read this TOML file (default: {CONFIG} in this folder, or else the preset mini)",
     )
     group.add_argument(
-        "--preset", metavar="NAME", help="use a config of rolegate's own (default: mini, the demo)"
+        "--preset",
+        metavar="NAME",
+        help="use a config that ships with rolegate, such as mini",
     )
 
 
 def _default_config(name: str | None) -> Path:
-    """Return the config file if none is given with --config: that of the preset `name`; without a
-    name, `rolegate.toml` in the working directory or else the demo's. A choice that was made
-    without a name is printed. Raises `BadConfig` for an unknown preset.
+    """Return the config file to use without --config: the file of the preset `name`. Without a
+    name, it is `rolegate.toml` in the working directory, or else that of the demo, and a line on
+    standard error says which. Raises `BadConfig` for an unknown preset.
     """
     if name is None and CONFIG.is_file():
         complain(f"rolegate: the config is {CONFIG.resolve()}")
         return CONFIG
     if name is None:
-        complain(f"rolegate: no {CONFIG} in this folder, so the config is that of the demo")
+        complain(f"rolegate: there is no {CONFIG} in this folder; using the demo's config")
     return preset(name or "mini")
 
 

@@ -23,8 +23,8 @@ from serving.cli.tables import word
 
 _ABOUT = """Upload documents to a running gateway, and list and delete them.
 
-The documents belong to the tenant of the API key, which needs the scope `documents`. Only this
-tenant searches them, as the index `uploads`.
+The API key needs the scope `documents`. The documents belong to the tenant of the key, and only
+this tenant can search them. They are in the index `uploads`.
 """
 
 
@@ -36,7 +36,9 @@ class UploadOptions(JSONConnectionOptions, kw_only=True):
     name: Name = ""
     """Store the file under this name, such as contracts/acme.pdf (default: the file's name)."""
     wait: bool = False
-    """Wait until searches find the documents, and show the documents that could not be read."""
+    """Wait until searches find the documents. Show those that could not be read; the exit status is
+    then 1.
+    """
 
 
 class DeleteOptions(ConnectionOptions, kw_only=True):
@@ -63,9 +65,9 @@ def documents(arguments: Sequence[str]) -> int:
 
 
 def _upload(client: Client, options: UploadOptions) -> bool:
-    """Upload files; a document of the same name is replaced."""
+    """Upload files; a file replaces a document of the same name."""
     if options.name and len(options.files) > 1:
-        raise BadConfig("--name: is only for a single file; upload one file at a time.")
+        raise BadConfig("--name: applies to a single file; upload one file at a time.")
     for number, file in enumerate(options.files, 1):
         wait = options.wait and number == len(options.files)
         document = client.upload(file, options.name, wait=wait)
@@ -74,7 +76,7 @@ def _upload(client: Client, options: UploadOptions) -> bool:
 
 
 def _list(client: Client, options: JSONConnectionOptions) -> None:
-    """List documents: whether they are in the index, and what of them was not read."""
+    """List documents: whether they are in the index, and which parts of them were not read."""
     documents = list(client.list_documents())
     rows = (
         (
@@ -92,14 +94,17 @@ def _list(client: Client, options: JSONConnectionOptions) -> None:
 
 
 def _delete(client: Client, options: DeleteOptions) -> None:
-    """Delete documents; they cannot be found after the next build."""
+    """Delete documents; searches find them until the next build of the index has ended."""
     for name in options.names:
         client.delete_document(name)
         print(f"{name}: deleted")
 
 
 def _build(client: Client, options: JSONConnectionOptions) -> bool:
-    """Show the state of the index, and the documents that were not read."""
+    """Show the state of the index, and the documents that were not read.
+
+    The exit status is 1 if the index is not up to date or a document was not read.
+    """
     build = client.get_build()
     if options.json:
         print(json_of(build))

@@ -59,11 +59,13 @@ def print_line(
     indent: int = 0,
     style: str = "",
 ) -> None:
-    """Print `text` without reading it as markup, each of its lines indented by `indent` spaces."""
+    """Print `text`, each of its lines indented by `indent` spaces. Markup of rich in it is shown,
+    not applied.
+    """
     console.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))
 
 
 def print_lines(console: Console, lines: Sequence[str]) -> None:
-    """Print lines as they are, without wrapping or highlighting them."""
+    """Print lines without wrapping or highlighting them."""
     for line in lines:
         console.out(line, highlight=False)

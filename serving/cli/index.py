@@ -1,5 +1,5 @@
-"""`rolegate index` and `rolegate retrieve`: build an index, adopt an index that another program
-built, and serve an index to other processes.
+"""`rolegate index` and `rolegate retrieve`: build an index, adopt a FAISS index that another
+program built, and serve an index to other processes.
 """
 
 import asyncio
@@ -92,13 +92,16 @@ class BuildOptions(EmbedderOptions, kw_only=True):
     out: Folder | None = None
     """Write the index to this folder; needed with PATHS."""
     index: Name = DEFAULT_INDEX
-    """Build this index of the config: NAME of a table [indexes.NAME] (default: [retrieval])."""
+    """Build this index of the config: NAME of a table [indexes.NAME], or default for the index of
+    [retrieval].
+    """
     chunk_tokens: PassageTokens = 200
-    """Size of a passage in tokens of the embedder."""
+    """Max tokens of a passage, counted with the embedder's tokenizer."""
     lexical: bool = False
-    """Also store word statistics, to combine lexical search with vector search."""
+    """Also store word statistics, so that searches can combine BM25 with vector search."""
     ray: str | None = None
-    """Run MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of its head."""
+    """Run MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of the head node.
+    """
     json: bool = False
     """Print the result as JSON."""
     verbose: bool = False
@@ -112,7 +115,7 @@ class AdoptOptions(EmbedderOptions, kw_only=True):
     """Options of `index adopt`."""
 
     faiss: File
-    """Index file that faiss.write_index wrote."""
+    """File of the index, written by faiss.write_index."""
     corpus: Annotated[Path, shown_as("FILE.jsonl")]
     """File of the indexed texts (JSON lines), in the order of the vectors."""
     out: Folder
@@ -132,8 +135,8 @@ def index(arguments: Sequence[str]) -> int:
 
 def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
     """Return the retrieval settings to build with, and the vLLM engines that the embedder may run
-    on. The settings follow from the options if these give PATHS, and else from the config. Raises
-    `BadConfig`.
+    on. If the options give PATHS, the settings are those of the options; otherwise, those of the
+    config. Raises `BadConfig`.
     """
     if options.paths:
         if options.out is None:

@@ -32,7 +32,9 @@ class InitOptions(Options):
     """
 
     preset: Literal["hosted", "one-gpu", "local"] | None = None
-    """Preset; hosted needs an API key, one-gpu an API key and a GPU, local a model server."""
+    """Preset to start from: hosted needs an API key, one-gpu an API key and a GPU, and local a
+    model server.
+    """
     base_url: Value | None = None
     """Base URL of the models: an OpenAI-compatible address that ends in /v1."""
     backbone: Value | None = None
@@ -42,7 +44,8 @@ class InitOptions(Options):
     answerer: Value | None = None
     """Model that writes the answer from the reports."""
     key_env: Value | None = None
-    """Name of the environment variable that holds the API key; never give the key itself."""
+    """Name of the environment variable that holds the API key, such as OPENAI_API_KEY; not the key.
+    """
     embedder: Value | None = None
     """Embedder: minilm (runs in the gateway), or a model of an OpenAI-compatible server."""
     embedder_url: Value | None = None
@@ -69,14 +72,14 @@ def init(arguments: Sequence[str]) -> int:
 
 
 def _write(options: InitOptions, *, asking: bool) -> Config:
-    """Write the config file and return its config. `asking`: ask for settings without an option.
-    Raises `BadConfig`, and writes nothing, if the config would have problems.
+    """Write the config file and return its config. `asking`: ask for each setting whose option is
+    not given. Raises `BadConfig`, and writes nothing, if the config would have problems.
     """
     questions = field_docs(InitOptions)
 
     def settled(name: str, default: object, choices: list[str] | None = None) -> str:
-        """Return the value of the option `name`; if it is not given, the user's answer; if the user
-        is not asked, the default. A setting whose default is None is never asked for.
+        """Return the value of the option `name`. If it is not given, ask the user, or return
+        `default` if not `asking`. A setting whose default is None is not asked for.
         """
         answer = getattr(options, name) or None
         if answer is None and asking and default is not None:
@@ -124,7 +127,8 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
 def _fill_roles(document: dict[str, Any], answers: Mapping[str, str]) -> None:
     if not re.fullmatch("[A-Z_][A-Z0-9_]*|", answers["key_env"]):
         raise BadConfig(
-            "--key-env: must name an environment variable, in capitals, never the key itself."
+            "--key-env: must be the name of an environment variable, in capitals; put the key into "
+            "that variable."
         )
     for name, role in _ROLES.items():
         table = document["roles"][role]

@@ -32,23 +32,23 @@ _COMMANDS = {
     "usage": "show tokens and cost, and compare them with the engines' counters",
     "keys": "create, list and revoke API keys",
     "tenants": "limit what each tenant may spend",
-    "versions": "try, promote and roll back versions of the executor",
+    "versions": "try, promote and roll back versions of the executor (the model that searches)",
     "store": "check, upgrade, copy and restore the store",
-    "retrieve": "run a retrieval server",
+    "retrieve": "serve an index to other processes",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Modules of commands that are not in a module of their name. A command is the function of its name
-in its module, which is imported only when the command is called.
+"""Modules of the commands that have no module of the same name. The command `keys` is the function
+`keys` in its module. A module is imported only when one of its commands is called.
 """
 _GROUP = "rolegate.commands"
-"""Group of entry points by which packages above this one add commands. Each entry point is a
-function that takes the arguments, and is loaded only when its command is called.
+"""Group of entry points with which packages that import this one add commands. Each entry point is
+a function of the command-line arguments, and is loaded only when its command is called.
 """
 _ABOVE = {
     "sft": "train the executor on logged runs",
     "bench": "measure answers and what they cost",
 }
-"""Summaries of commands that packages above this one add."""
+"""Summaries of the commands that other packages of this project add by `_GROUP`."""
 
 
 def _silence_libraries() -> None:
@@ -61,13 +61,13 @@ def _silence_libraries() -> None:
 
 @private_files()
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that `arguments` name (default: those of the process); return its exit
-    status. Expected errors are printed as one line, without a traceback.
+    """Run the command that `arguments` name (default: `sys.argv[1:]`); return its exit status.
+    Expected errors are printed as one line, without a traceback.
     """
     if arguments is None:
         arguments = sys.argv[1:]
         atexit.register(_silence_libraries)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC's core prints errors that we print
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC prints errors that we print too
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
         prog="rolegate",
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with visible_output():
             return int(command(arguments[1:]))
     except BrokenPipeError:
-        # The reader has closed the pipe; write nothing more at the end
+        # The reader has closed the pipe; discard what Python flushes when it exits
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (GatewayError, RolegateError, OSError, UnicodeError) as error:

@@ -22,7 +22,7 @@ from serving.cli.options import ConnectionOptions, Seconds, connection, document
 from serving.retrieval.services import MAX_TOP_K
 
 _Index = Annotated[
-    list[str], Field(description="Names of the indexes to search; all that you may, if empty.")
+    list[str], Field(description="Names of the indexes to search; if empty, all that you may use.")
 ]
 _Filter = Annotated[
     list[str],
@@ -108,13 +108,13 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
         question: Annotated[str, Field(description="Description of the rows, in plain words.")],
         columns: Annotated[
             list[str],
-            Field(description="Column names; `city*` is a key, `founded:integer` is typed."),
+            Field(description="Column names; `city*` is a key, `founded:integer` holds integers."),
         ],
         context: Context[Any, Any],
         rows: Annotated[
             list[list[str]], Field(description="Known rows; their empty cells are filled.")
         ] = _NONE,
-        closed: Annotated[bool, Field(description="Find no rows other than these.")] = False,
+        closed: Annotated[bool, Field(description="Only fill `rows`; find no others.")] = False,
         *,
         index: _Index = _NONE,
         filter: _Filter = _NONE,

@@ -25,8 +25,8 @@ from serving.terminal import table_console
 
 
 def json_of(value: object) -> str:
-    """Return a struct, plain data or a protobuf message as one line of JSON. The JSON of a message
-    includes fields that have default values.
+    """Return a struct, plain data or a protobuf message as one line of JSON. Fields of a message
+    that have default values are included.
     """
     if isinstance(value, Message):
         value = MessageToDict(
@@ -49,7 +49,7 @@ def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: 
 def tenant_name(text: str) -> str:
     """Return `text` if it is a valid name of a tenant. Raises `argparse.ArgumentTypeError`.
 
-    Only characters are allowed that need no quotes in shells, URLs and labels of metrics.
+    The allowed characters need no quotes or escapes in shells, URLs and labels of metrics.
     """
     if not TENANT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
@@ -61,7 +61,7 @@ def tenant_name(text: str) -> str:
 def host_port(text: str) -> str:
     """Return `text` if it is HOST:PORT, without a scheme. Raises `argparse.ArgumentTypeError`."""
     problem = address_problem(text)
-    if text.startswith(("unix:", "dns:")):  # the Python clients take these
+    if text.startswith(("unix:", "dns:")):  # the Python client accepts these
         problem = f"{text!r} is not HOST:PORT"
     if problem:
         raise argparse.ArgumentTypeError(problem)
@@ -80,7 +80,7 @@ def time_argument(text: str) -> datetime:
     except (ValueError, OverflowError):
         raise BadConfig(
             f"{text!r} is not a time; write 2026-11-21, 2026-11-21T10:00 (UTC, unless it names a "
-            "zone), or 7d or 12h ago."
+            "zone), 7d (7 days ago) or 12h (12 hours ago)."
         ) from None
 
 
@@ -94,7 +94,7 @@ def span_argument(text: str) -> float:
 
 
 def _span(text: str) -> timedelta | None:
-    """Return a number of days or hours; None if the text is of another form."""
+    """Return the time span in a text such as `7d` or `12h`; None if the text has another form."""
     if not (span := re.fullmatch(r"(\d{1,6})([dh])", text)):
         return None
     hours_per_unit = {"d": 24, "h": 1}
@@ -159,7 +159,7 @@ def document_filter(properties: Iterable[str]) -> DocumentFilter:
         if not match or not fields:
             raise BadConfig(
                 f"filter {text!r}: is not a filter; write title=TEXT, author=TEXT, path=PREFIX, "
-                'tag=TAG, date=2026-11, "date>=2026-11-21" or "date<=2026", in quotes in a shell.'
+                'tag=TAG, date=2026-11, "date>=2026-11-21" or "date<=2026" (with the quotes).'
             )
         for field in fields:
             values[field].append(match[3].strip())
@@ -194,11 +194,11 @@ class CertificateOptions(Options):
     """Options of a connection to a gateway."""
 
     ca: File | None = None
-    """Use TLS, and trust this CA certificate (PEM)."""
+    """Use TLS, and trust this CA certificate (PEM file)."""
     certificate: File | None = None
-    """Send this client certificate (PEM)."""
+    """Send this client certificate (PEM file)."""
     key: File | None = None
-    """Private key that belongs to --certificate (PEM)."""
+    """Private key of --certificate (PEM file)."""
 
 
 class StoreOptions(CertificateOptions):
@@ -206,8 +206,8 @@ class StoreOptions(CertificateOptions):
 
     config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
-    """Call the gateway at this address, with the API key in ROLEGATE_API_KEY, instead of using a
-    config.
+    """Call the running gateway at this address instead of using a config. The environment variable
+    ROLEGATE_API_KEY holds the API key.
     """
 
 
@@ -215,7 +215,9 @@ class ConnectionOptions(CertificateOptions):
     """Options of commands that call a running gateway."""
 
     address: HostPort = ADDRESS
-    """Connect to the gateway at this address; ROLEGATE_API_KEY holds the API key."""
+    """Connect to the gateway at this address. The environment variable ROLEGATE_API_KEY holds the
+    API key.
+    """
 
 
 class JSONConnectionOptions(ConnectionOptions):
@@ -230,7 +232,7 @@ class PeriodOptions(ConnectionOptions):
 
     since: Time | None = None
     """Show only runs or calls that started at this time or later: 2026-11-21, 2026-11-21T10:00
-    (UTC), or 7d (a week ago).
+    (UTC), 7d (a week ago) or 12h.
     """
     until: Time | None = None
     """Show only runs or calls that started before this time."""
@@ -239,8 +241,8 @@ class PeriodOptions(ConnectionOptions):
 
 
 def connection(options: CertificateOptions, address: str) -> Connection:
-    """Return how to connect to the gateway at `address`, with the certificates of the options.
-    Raises `BadConfig` if a file cannot be read or the address is invalid.
+    """Return the settings to connect to the gateway at `address`, with the certificates of the
+    options. Raises `BadConfig` if a file cannot be read or the address is invalid.
     """
     try:
         return Connection.to(

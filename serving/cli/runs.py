@@ -41,7 +41,7 @@ class ListOptions(PeriodOptions):
     key_id: str = ""
     """Show only runs of the API key with this ID, as in `keys list`."""
     unsupported: bool = False
-    """Show only answers with names or numbers that no cited evidence contains."""
+    """Show only answers that have names or numbers which no cited evidence contains."""
     json: bool = False
     """Print one line of JSON for each run."""
 
@@ -50,7 +50,7 @@ class RunOptions(ConnectionOptions, kw_only=True):
     """Options of commands on one run."""
 
     run_id: Annotated[str, POSITIONAL]
-    """Identifier of the run, as `runs list` shows it."""
+    """Identifier of the run, as in `runs list`."""
 
 
 class JSONRunOptions(RunOptions):
@@ -64,7 +64,7 @@ class ShowOptions(JSONRunOptions):
     """Options of `runs show`."""
 
     prompts: bool = False
-    """Also show all prompts and all outputs of models."""
+    """Also show all prompts and outputs of the models."""
     trace: bool = False
     """Print the whole trace as JSON: all prompts, outputs, searches and reports."""
 
@@ -73,7 +73,7 @@ class WatchOptions(JSONRunOptions):
     """Options of `runs watch`."""
 
     after: int = 0
-    """Show only events after this event number."""
+    """Show only events with a number higher than this."""
 
 
 class ResumeOptions(JSONRunOptions):
@@ -209,9 +209,9 @@ def _show_execution(
     *,
     prompts: bool,
 ) -> None:
-    """Print an execution: its sub-query, result, searches and evidence. For the execution of a
-    manager, also print those of its workers. If another manager was asked first and passed the
-    sub-query on, print that manager's execution before it.
+    """Print an execution, that is the work on one sub-query: its result, searches and evidence. For
+    the execution of a manager, also print those of its workers. If another manager was asked first
+    and passed the sub-query on, print that manager's execution before it.
     """
     report = execution.report
     if execution.before:
@@ -255,17 +255,17 @@ def _show_call(console: Console, conversation: Conversation, indent: int) -> Non
 
 
 def _watch(client: Client, options: WatchOptions) -> None:
-    """Show the events of an answer or a table, while it runs or after it has ended."""
+    """Show the events of the run of a question or a table, while it runs or after it has ended."""
     events = client.watch(options.run_id, options.after)
     _follow(client, events, options, is_table=_is_table(client, options))
 
 
 def _resume(client: Client, options: ResumeOptions) -> None:
-    """Resume an answer or a table whose gateway stopped or was killed.
+    """Resume a question or a table whose gateway stopped or was killed during the run.
 
-    The work starts again in a new run, which reuses the turns and searches that were completed. The
-    interrupted run must be at most an hour old, and its gateway must be running again. What the
-    interrupted run spent counts against the budget of the new one.
+    A new run starts, which reuses the completed model calls and searches of the interrupted run.
+    That run must be at most an hour old, and its gateway must be running again. What it spent
+    counts against the budget of the new run.
     """
     is_table = _is_table(client, options)
     if is_table:
@@ -314,7 +314,7 @@ def _feedback(client: Client, options: FeedbackOptions) -> None:
     rated = options.right or options.wrong or options.score is not None
     if not (rated or options.right_answer or options.comment):
         raise BadRequest(
-            "no feedback: give --right, --wrong, --score, --right-answer or --comment."
+            "the feedback is empty; give --right, --wrong, --score, --right-answer or --comment."
         )
     name = client.feedback(
         options.run_id,

@@ -1,4 +1,4 @@
-"""`rolegate search`: print the passages of a running gateway's index that match a query best."""
+"""`rolegate search`: print the passages in a running gateway's indexes that match a query best."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -22,10 +22,10 @@ from serving.cli.options import (
 
 
 class SearchOptions(JSONConnectionOptions, kw_only=True):
-    """Search a running gateway's index; print the passages that match best, best first."""
+    """Search a running gateway's indexes; print the passages that match best, best first."""
 
     query: Annotated[str, POSITIONAL]
-    """Search for this text."""
+    """Find passages that match this text."""
     index: Names = ()
     """Search these indexes (default: all that the API key may search)."""
     properties: Properties = msgspec.field(default=(), name="filter")

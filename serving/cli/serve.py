@@ -14,16 +14,18 @@ from serving.signals import log_step, run_until_stopped
 class ServeOptions(ConfigOptions):
     """Run the gateway until it is stopped.
 
-    On SIGTERM or SIGINT the gateway accepts no new requests, and stops when the running ones have
-    ended. A second signal ends them immediately.
+    After SIGTERM or SIGINT, the gateway stops when the running requests have ended, or after
+    server.grace_s seconds (docs/configuration.md). A second signal ends them immediately.
     """
 
     address: HostPort | None = None
     """Listen for gRPC at this address (default: server.address of the config)."""
     http: HostPort | None = None
-    """Serve pages and the OpenAI-compatible API at this address (default: server.http)."""
+    """Serve web pages and the OpenAI-compatible API at this address (default: server.http of the
+    config).
+    """
     log_format: Literal["text", "json"] | None = None
-    """Log as text, or as one JSON object per line (default: telemetry.log_format)."""
+    """Log as text, or as one JSON object per line (default: telemetry.log_format of the config)."""
 
 
 def serve(arguments: Sequence[str]) -> int:

@@ -55,11 +55,11 @@ async def opened_store(
     make: bool = False,
     on_missing: Callable[[list[int]], None] = lambda _numbers: None,
 ) -> AsyncIterator[Database]:
-    """Open the store that a config file names, and yield its database. Other problems of the config
-    are ignored.
+    """Open the store that a config file names, and yield its database. The rest of the config need
+    not be valid on this machine.
 
-    `make`: create the store if it does not exist; otherwise that raises `BadConfig`. `on_missing`:
-    called with the numbers of missing segments of the log.
+    `make`: create the store if it does not exist; if False, a missing store raises `BadConfig`.
+    `on_missing`: called with the numbers of missing segments of the write-ahead log.
     """
     server = read_config(config).server
     if not make:
@@ -88,7 +88,7 @@ class RestoreOptions(ConfigOptions):
     file: Annotated[Path, POSITIONAL]
     """Restore this file, which `rolegate store backup` wrote."""
     force: bool = False
-    """If the config's store exists, rename the store and its log first."""
+    """Replace the config's store if it exists; the old store and its log are renamed and kept."""
 
 
 class UpgradeOptions(JSONConfigOptions):
@@ -99,14 +99,15 @@ class UpgradeOptions(JSONConfigOptions):
 
 
 def store(arguments: Sequence[str], release: Release = THIS) -> int:
-    """Run `rolegate store`; return the exit status, which is 1 if the check found a problem.
-    `release`: the schema to upgrade to.
+    """Run `rolegate store`; return the exit status, which is 1 if `check` finds a problem, or
+    `upgrade --check` finds a step to do. `release`: the schema to upgrade to.
     """
 
     async def upgrading(options: UpgradeOptions) -> int:
-        """Move the schema of the store forward to that of this release.
+        """Upgrade the schema of the store to that of this release.
 
-        Make a backup first, and stop the gateways of earlier releases if a revision shuts them out.
+        Make a backup first. If --check shows that earlier releases stop working, stop their
+        gateways.
         """
         url = read_config(options.config).server.store
         _see_file(url)
@@ -115,9 +116,9 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
             print(json_of({"steps": steps}))
         else:
             for step in steps:
-                kind = "earlier releases go on working"
+                kind = "earlier releases keep working"
                 if step.number:
-                    kind = "shuts out earlier releases"
+                    kind = "earlier releases stop working"
                 print(f"{step.revision} {step.about} ({kind})")
             print(counted(len(steps), "revision"), "to do" if options.check else "done")
         return int(options.check and bool(steps))
@@ -152,8 +153,7 @@ async def _check(options: JSONConfigOptions) -> int:
     """Verify the integrity of the store.
 
     Check the database itself. Then check that the trace of every run can be read, and that it
-    agrees with the stored run and its calls in the ledger. A gateway may continue to write
-    meanwhile.
+    agrees with the stored run and the stored calls. A gateway may continue to write meanwhile.
     """
     missing = list[int]()
     async with opened_store(options.config, on_missing=missing.extend) as database:
@@ -178,8 +178,9 @@ async def _check(options: JSONConfigOptions) -> int:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar, and yield a function that is called with the number of items so far and
-    the number of all items, if that is known. After an interrupt it raises `InterruptedError`.
+    """Show a progress bar, and yield a function that updates it. The function is called with the
+    number of items so far and, if known, the number of all items. Once the context has ended, it
+    raises `InterruptedError`, so that a thread that still calls it stops.
     """
     stopped = Event()
     with progress_bar() as bar:
@@ -223,7 +224,9 @@ async def _export_all(options: RowsOptions) -> None:
 async def _copied(
     options: BackupOptions | RowsOptions, title: str, copy: Callable[..., Awaitable[Any]]
 ) -> Any:
-    """Let `copy` write the store to a new file, and return its result."""
+    """Let `copy` write the store to a new file, and return the result of `copy`. Raises `BadConfig`
+    if the file exists or cannot be written.
+    """
     file = options.file
     if file.exists():
         raise BadConfig(f"{file}: the file exists already; name another one.")
@@ -251,7 +254,7 @@ def _show_rows(rows: int, options: RowsOptions) -> None:
 
 
 async def _restore(options: RestoreOptions) -> None:
-    """Put a backup in the place of a SQLite store.
+    """Replace a SQLite store by a backup.
 
     No gateway may be running. For PostgreSQL use pg_restore.
     """
@@ -261,16 +264,17 @@ async def _restore(options: RestoreOptions) -> None:
         raise BadConfig("server.store: is not a SQLite file; use pg_restore for PostgreSQL.")
     file = file.resolve()
     log = Path(server.log or default_log(file))
-    # The copy has its name before the log is unlocked.
+    # `replacing` ends first, so the copy has its name before the log is unlocked.
     with RunLog.open(log), replacing(file) as unfinished:
         end = await restore(options.file, unfinished, file, log, force=options.force)
     print(f"{file}: restored from {options.file}")
     if end:
-        print(f"{file}{end}: the store before")
+        print(f"{file}{end}: the previous store")
 
 
 _GROUP_CHARS = 32_000_000
-"""Max characters of traces in a row group of Parquet, as a row group is held in memory."""
+"""Characters of traces after which a row group of Parquet is written; it is held in memory before.
+"""
 
 
 @contextmanager
@@ -325,8 +329,9 @@ class ExportOptions(StoreOptions, kw_only=True):
     out: File
     """Write to this file, which ends in .jsonl or .parquet (needs the extra `datasets`)."""
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
-    """Form of the rows (default: one row per run). rl writes one row per agent of each answer and
-    table, with the reward of the run, as JSON lines; it implies --training.
+    """Form of the rows (default: one row per run). rl, for reinforcement learning, writes one row
+    per agent of each answer and table, with the reward of the run. It needs .jsonl, and implies
+    --training.
     """
     force: bool = False
     """Replace the file if it exists."""
@@ -350,7 +355,7 @@ def export(arguments: Sequence[str]) -> int:
     errors_only()
     suffixes = [".jsonl"] if options.purpose else list(EXPORTS)
     check_new_file("--out", options.out, suffixes, force=options.force)
-    # On SIGTERM, exit by an exception, so that the unfinished file is removed
+    # On SIGTERM, raise SystemExit, so that the unfinished file is removed
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     try:
         asyncio.run(_export(options))
@@ -381,7 +386,10 @@ async def _export(options: ExportOptions) -> None:
                 runs += bool(rows)
                 on_progress(runs)
             if not runs:  # `load_dataset` fails on a file without rows
-                raise BadRequest(f"--out {options.out}: not written, because no run matches.")
+                raise BadRequest(
+                    f"--out {options.out}: not written, because no run matches; export more with "
+                    "fewer filters (--tenant, --training, --kind, --since, --until)."
+                )
     print(f"{options.out}: {counted(runs, 'run')}")
 
 

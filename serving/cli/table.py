@@ -1,4 +1,4 @@
-"""`rolegate table`: fill a table by a gateway, show the progress, and print or write the table."""
+"""`rolegate table`: let a gateway fill a table, show the progress, and print or write the table."""
 
 import re
 from collections import defaultdict
@@ -47,19 +47,20 @@ class FillOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """Description of the rows in plain words: "cities of Vorland"."""
     columns: Annotated[str, shown_as("COLUMNS")]
-    """Columns; a * marks a key, a colon precedes a type or choices: "city*, founded:integer,
-    size:S|L".
+    """Columns, as in "city*, founded:integer, size:S|L": a * marks a key column, which tells rows
+    apart; a type or choices follow a colon.
     """
     rows: File | None = None
-    """Fill the empty cells of the rows in this file, CSV or .xlsx. Further columns of the file are
-    only copied to --out.
+    """Fill the empty cells of the rows in this CSV or .xlsx file. Columns of the file that are not
+    in --columns are only copied to --out.
     """
     closed: bool = False
     """Fill only the rows of --rows, and do not search for more rows."""
     conditions: Annotated[tuple[str, ...], shown_as("CONDITION")] = msgspec.field(
         default=(), name="where"
     )
-    """Exclude rows that contradict this condition: "founded after 1990", "Is {city} in Veshoux?".
+    """Exclude rows for which a source contradicts this condition: "founded after 1990", "Is {city}
+    in Veshoux?".
     """
     excluded: bool = False
     """Also show excluded rows, with the sentences that exclude them, and write them to --out."""
@@ -68,7 +69,7 @@ class FillOptions(TermsOptions, kw_only=True):
     out: File | None = None
     """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
-    """For each column, add a column with the sources of its values to --out."""
+    """Write one more column to --out for each column, with the sources of its values."""
     NEEDS: ClassVar = {"sources": "out", "closed": "rows"}
 
 
@@ -111,8 +112,8 @@ def table(arguments: Sequence[str]) -> int:
 
 
 def _columns(text: str) -> Sequence[pb.Column]:
-    """Return the columns that the text of --columns lists. Raises `BadConfig` for a bad list, and
-    for one without a key.
+    """Return the columns that the text of --columns lists. Raises `BadConfig` if the list is
+    invalid or has no key column.
     """
     try:
         columns = parse_columns(text)
@@ -229,13 +230,14 @@ def _membership(table: pb.Table, row: pb.Row) -> str:
 
 
 def _to_check(table: pb.Table) -> Sequence[str]:
-    """Return lines on what should be checked: one for each cell whose sources disagree, and for
-    each other kind of doubt one with the number of cells, and the row and column of the first.
+    """Return lines on what should be checked: one for each ignored condition, row with an unchecked
+    condition, and cell whose sources disagree; and one for each other kind of doubt, with the
+    number of cells, and the row and column of the first of them.
     """
     lines = [f"condition ignored: {text}" for text in table.ignored_conditions]
     if names := table.completeness.left_out:
         shown = ", ".join(names[:_MAX_NAMED]) + ", …" * (len(names) > _MAX_NAMED)
-        lines.append(f"in lists with rows, but in no row ({len(names)}): {shown}")
+        lines.append(f"listed together with rows, but not in the table ({len(names)}): {shown}")
     doubts = defaultdict[str, list[str]](list)
     for row in table.rows:
         if membership(table.conditions, row):

@@ -84,7 +84,7 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 
 def labels(row: UsageRow) -> dict[str, str]:
-    """Return what the calls summed in a row have in common, such as tenant and role, by the names
+    """Return the values that a row of usage is grouped by, such as tenant and role, by the names
     that options and tables use. Values that the row is not grouped by are empty.
     """
     role = word(Role, row.usage.role) if row.usage.role else ""
@@ -320,8 +320,8 @@ class RunView(ABC):
         return self.doing
 
     def show(self, result: Any) -> None:
-        """Show the result of the run. If events are printed as JSON, print nothing: the last event
-        contained the result.
+        """Show the result of the run. If events are printed as JSON, print nothing, because the
+        last event contained the result.
         """
         if not self.as_json:
             self.show_result(result)
@@ -351,7 +351,7 @@ class AnswerView(RunView):
         """Show the answer, with its sub-queries, evidence and cost."""
         outcome = word(AnswerOutcome, answer.outcome)
         sound = answer.outcome == pb.ANSWER_OUTCOME_ANSWERED and not answer.unsupported
-        # A panel is not widened for its subtitle, so its text is
+        # A panel is only as wide as its text, so the text is padded to the width of the subtitle
         shown = marked(answer.answer, answer.sentences)
         text = escape(shown.ljust(len(outcome) + 2))
         colour = "green" if sound else "yellow"
@@ -385,8 +385,8 @@ class AnswerView(RunView):
         print_line(self.out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
     def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:
-        """Print the sentences of passages that support a point of evidence. Print the point's own
-        text too if no such sentence is equal to it.
+        """Print the sentences of passages that support a point of evidence. Also print the text of
+        the point, unless one of these sentences is equal to it.
         """
         quotes = {" ".join(citation.quote.split()) for citation in point.citations}
         if not quotes:

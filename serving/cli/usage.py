@@ -36,8 +36,8 @@ _FIGURES = (
     "cost_nano_usd",
 )
 COLUMNS = ("time", *_DIMENSIONS, *_FIGURES)
-"""Columns of the CSV, and keys of the JSON. All of them are always present. Unknown figures are
-empty, and so are dimensions that the sums are not split by.
+"""Columns of the CSV, and keys of the JSON. All of them are always present. An unknown figure is
+empty, and so is a property that the sums are not split by.
 """
 
 
@@ -58,10 +58,11 @@ class UsageOptions(PeriodOptions):
 
 
 class ReconcileOptions(JSONConnectionOptions):
-    """Compare the tokens in the ledger with the counters of each engine since the engine started.
+    """Compare the tokens that the gateway has stored with the counters of each vLLM engine, since
+    the start of the engine.
 
-    The exit status is 1 if the ledger and a counter differ by more tokens than interrupted and
-    running calls can explain.
+    The exit status is 1 if they differ by more tokens than interrupted and running calls can
+    explain.
     """
 
 
@@ -141,6 +142,6 @@ def _lines(reconciliation: pb.Reconciliation) -> list[str]:
 
 
 def _compared(tokens: pb.ReconciledTokens) -> str:
-    """Return the engine's count and the ledger's count as text; the latter may be a range."""
+    """Return the engine's count and the ledger's count as text. The ledger's may be a range."""
     upper = f" to {tokens.ledger_max:,}" if tokens.ledger_max != tokens.ledger else ""
     return f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"

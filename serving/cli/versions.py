@@ -12,11 +12,11 @@ from serving.cli.tables import decisions_table, state_of, versions_table
 
 _ABOUT = """List, try, promote and roll back versions of the executor.
 
-A new version is published (`rolegate sft publish`) and registered. Then it is tried as a shadow,
-which works on the sub-queries of finished runs too, and as a canary, which works for a share of the
-runs. At last it is promoted to the active version. Once a version is a shadow, the gateway itself
-moves it forward or rolls it back as soon as the figures of its trials allow a decision
-([versions.gate] in the config).
+The executor is the model that searches. A new version of it is published (`rolegate sft publish`)
+and registered. It is then tried as a shadow, which repeats finished runs without changing their
+answers, and as a canary, which is the executor in a share of the runs. At last it is promoted to
+the active version. After `versions shadow`, the gateway itself takes the next steps, or rolls the
+version back, when the figures of the trial allow a decision ([versions.gate] in the config).
 """
 
 
@@ -26,7 +26,7 @@ class DecisionsOptions(JSONConnectionOptions):
     version: Annotated[str, POSITIONAL] = ""
     """Show only decisions on this version."""
     after: int = 0
-    """Show only decisions with a number higher than this."""
+    """Show only decisions with a number (column #) higher than this."""
 
 
 class VersionOptions(JSONConnectionOptions, kw_only=True):
@@ -69,12 +69,12 @@ def _register(client: Client, options: VersionOptions) -> None:
 
 
 def _shadow(client: Client, options: VersionOptions) -> None:
-    """Make a version a shadow: try it on every run, after the client has the answer."""
+    """Make a version a shadow: repeat every run with it, after the client has the answer."""
     _show(client.set_version_traffic(options.version, "shadow"), options)
 
 
 def _canary(client: Client, options: CanaryOptions) -> None:
-    """Make a version a canary: let it work for some runs, and compare it with the active one."""
+    """Make a version a canary: let it serve a share of the runs; compare it with the active one."""
     _show(client.set_version_traffic(options.version, "canary", options.share), options)
 
 

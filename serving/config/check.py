@@ -20,8 +20,8 @@ _NOT_EXTRA = {
     "max_completion_tokens": "set the role's max_tokens instead.",
     "n": "the gateway reads one output per request.",
 }
-"""Fields that `extra_body` must not contain, because they change how much a model may write. Each
-has the advice for its error message.
+"""Fields that `extra_body` must not contain, because they change how much a model may write. The
+values are advice for the error message.
 """
 _MINILM_DIMENSION = 384
 
@@ -120,8 +120,8 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "name": (str.strip, "is empty; write the name under which the endpoint serves the model."),
 }
-"""For each kind of text, as marked in `config.py`: a check, and the message if it fails. Messages
-about texts that may contain a secret do not quote them.
+"""For each mark of a text in `config.py`: a check, and the message if it fails. If a text may
+contain a secret, the message does not quote it.
 """
 
 
@@ -141,7 +141,7 @@ def _server_and_tables(config: Config) -> Iterator[str]:
     if config.table.max_rows > config.table.max_tasks:
         yield (
             "table.max_rows: must be at most table.max_tasks, because each row of a table takes at "
-            "least one task."
+            "least one task; lower it, or raise table.max_tasks."
         )
 
 
@@ -170,22 +170,23 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
             )
     if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
         yield (
-            f"{key}.context_tokens: must be more than max_tokens; the context includes the output."
+            f"{key}.context_tokens: must be more than max_tokens, because the context includes the "
+            "output."
         )
     if role.replicas and hosted:
         yield (
-            f"{key}.replicas: needs engine or base_url; a model called through LiteLLM cannot have "
-            "replicas."
+            f"{key}.replicas: needs engine or base_url; a model that is called through LiteLLM "
+            "cannot have replicas."
         )
     if len(set(urls)) < len(urls):
-        yield f"{key}.replicas: contains the same URL twice."
+        yield f"{key}.replicas: contains a URL twice, or that of base_url; remove it."
     if role.fallbacks and not key.startswith("roles."):
         yield (
             f"{key}.fallbacks: only roles.delegation, roles.execution and roles.answer can have "
-            "fallbacks."
+            "fallbacks; remove this key."
         )
     if key.removeprefix("roles.") in role.fallbacks:
-        yield f"{key}.fallbacks: contains the role itself."
+        yield f"{key}.fallbacks: contains the role itself; remove it from the list."
 
 
 def _tools(config: Config) -> Iterator[str]:
@@ -249,7 +250,10 @@ def _embedder(config: Config) -> Iterator[str]:
                 "it."
             )
     if embedder.onnx and served:
-        yield "retrieval.embedder.onnx: excludes engine and base_url; keep only one."
+        yield (
+            "retrieval.embedder.onnx: cannot be combined with engine or base_url; keep only one of "
+            "them."
+        )
     if embedder.engine and embedder.base_url:
         yield (
             "retrieval.embedder: set either engine (the name of a table in engines) or base_url, "
@@ -296,6 +300,6 @@ def _retrieval(config: Config) -> Iterator[str]:
                 f"{dimension}."
             )
         if index.milvus and partitions.count(index.milvus) > 1:
-            yield f"{key}.milvus: is the partition of another index, too; name another one."
+            yield f"{key}.milvus: another index has the same partition; name another one."
         if index.index and folders.count(index.index) > 1:
-            yield f"{key}.index: is the folder of another index, too; name another folder."
+            yield f"{key}.index: another index has the same folder; name another one."

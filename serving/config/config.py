@@ -1,4 +1,4 @@
-"""The configuration as frozen structs. Reading a file into them fails on an unknown key, and on a
+"""The configuration as frozen structs. Reading a file into them fails for an unknown key, and for a
 value that is out of range.
 
 A relative path is relative to the folder of the configuration file. In a shipped preset, it is
@@ -28,8 +28,8 @@ def _marked(mark: str) -> Meta:
     return Meta(extra={"mark": mark})
 
 
-# Types of texts. Each has a mark, by which `visit_texts` finds the texts of this kind: to make
-# paths absolute, and to check the texts (see `check.py`).
+# Types of texts. Each type has a mark, which `visit_texts` passes on with each text, so that paths
+# can be made absolute (see `file.py`) and texts be checked (see `check.py`).
 AnyPath = Annotated[str, _marked("path")]
 File = Annotated[str, _marked("file")]
 """An existing file."""
@@ -70,8 +70,8 @@ EngineSeconds = Annotated[float, Meta(ge=1, le=86_400)]
 FACTORY = re.compile(
     r"HNSW([1-9]\d?),SQ8|IVF([1-9]\d{0,6})(?:_HNSW[1-9]\d?)?,(?:SQ8|PQ([1-9]\d{0,3}))"
 )
-"""Factories of FAISS that `vectors` may name, next to `Flat`. Groups: the number of links of HNSW,
-of lists, and of bytes of a vector.
+"""Index factory strings of FAISS that `vectors` accepts in addition to `Flat`. Groups: the links
+per vector of HNSW, the number of lists of IVF, and the bytes per vector of PQ.
 """
 
 
@@ -83,7 +83,7 @@ Omitted = Literal[
     "stream_options",
     "chat_template_kwargs",
 ]
-"""A parameter that can be left out of requests to an endpoint."""
+"""Request parameter that some endpoints refuse, and that `RoleConfig.omit` can leave out."""
 
 
 class Section(Frozen, forbid_unknown_fields=True, kw_only=True):
@@ -125,37 +125,39 @@ class ServerConfig(Section):
     timeout_s: Seconds = 120.0
     """Max duration of a request, even if the client's deadline is later."""
     drain_s: Pause = 0.0
-    """Time for which the gateway reports after SIGTERM that it is not ready, but still accepts
-    requests, so that no request is lost before proxies send them to other gateways.
+    """Time after SIGTERM in which the gateway reports that it is not ready, but still accepts
+    requests, so that proxies can switch to other gateways without losing a request.
     """
     grace_s: Pause = 30.0
-    """Time for running requests to finish, which begins after `drain_s`."""
+    """Max time after `drain_s` for running requests to finish. Then they are interrupted."""
     max_question_chars: Chars = 4000
     """Max length of a question; longer questions are refused."""
     tls: TLS | None = None
     keep_days: Positive | None = None
-    """Days after its start at which a run is deleted, with its calls and trace. The sums of tokens
-    and cost are kept. Absent: runs are never deleted.
+    """Age in days at which a run is deleted, with its calls and trace. The sums of tokens and cost
+    are kept. Absent: runs are never deleted.
     """
 
 
 class SearchConfig(Section):
-    """Limits of the search for an answer, and its options."""
+    """Limits and options of the search for an answer. In each round, the delegator decides on
+    sub-queries. Then one executor works on each of them: it searches, and writes a report.
+    """
 
     max_rounds: Count = 4
-    """Max decisions of the delegator for one question; T in the TBSS paper."""
+    """Max rounds for one question; T in the TBSS paper."""
     max_sub_queries: Count = 8
-    """Max sub-queries of one decision; the delegator's further sub-queries are not dispatched."""
+    """Max sub-queries of one round; further sub-queries of the delegator are ignored."""
     max_turns: Annotated[int, Meta(ge=2, le=10**9)] = 3
-    """Max turns of an executor, including its report; K in the TBSS paper."""
+    """Max turns of an executor for one sub-query, including its report; K in the TBSS paper."""
     max_searches: Count = 2
-    """Max searches of one executor."""
+    """Max searches of an executor for one sub-query."""
     top_k: Passages = 3
     """Number of passages that a search shows to its executor."""
     access: bool = False
     """Allow executors to open a document that one of their searches has found, and to read its
-    passages about one subject. Use it only with models that follow new instructions in a prompt;
-    small models that were trained without it do not.
+    passages about one subject. Small models that were trained without this option do not follow the
+    instructions for it.
     """
     access_k: Passages = 10
     """Max passages shown of an opened document."""
@@ -163,34 +165,36 @@ class SearchConfig(Section):
     """Max characters shown of an opened document, or of the output of a tool."""
     early_dispatch: bool = True
     """Start an executor as soon as the delegator has written its sub-query. False: wait until the
-    delegator has written all sub-queries of the decision.
+    delegator has written all sub-queries of the round.
     """
     require_evidence: bool = True
-    """If no executor has found any evidence, return "not found" instead of an answer that the
-    answerer would have to guess.
+    """If no executor has found any evidence, return "not found" instead of letting the answerer
+    guess.
     """
     vocabulary: File | None = None
-    """A text file with all words and names that a question may contain. Questions with other words
-    are refused. For models that know only a small language, such as the demo's.
+    """Text file with all words and names that a question may contain. Questions with other words
+    are refused. Meant for models that know only a small language, such as the demo's. Absent: all
+    words are allowed.
     """
 
 
 class ReportCacheConfig(Section):
-    """Sharing of reports between runs with the same sub-query: one executor works on the sub-query,
-    and all these runs use its report. Nothing is shared if the executor decodes at random, that is
-    with a temperature above 0 and no seed.
+    """Reuse of an executor's report in other runs with the same sub-query, so that only one
+    executor works on it. Reports are not reused if the executor samples at random, that is, with a
+    temperature above 0 and no seed.
     """
 
     enabled: bool = True
-    """Whether reports are shared between runs."""
+    """Whether reports are reused in other runs."""
     keep_s: Pause = 300.0
-    """Time for which a finished report is reused by later runs. A new index ends this time early.
+    """Time for which later runs reuse a finished report. When the index changes, earlier reports
+    are no longer reused.
     """
 
 
 class EngineConfig(Section):
-    """A vLLM process that the gateway starts and stops. NAME is the name by which roles and the
-    embedder refer to the engine.
+    """A vLLM server process that the gateway starts and stops. NAME is the value of `engine` in the
+    roles and the embedder that use it.
     """
 
     path: ModelPath
@@ -256,7 +260,7 @@ class RoleConfig(Section):
     that a prompt is only known to be too long when the endpoint refuses it.
     """
     attempts: Count = 3
-    """Max attempts of a call while its endpoint is unavailable."""
+    """Max attempts of a call, over all replicas, if attempts fail."""
     replicas: tuple[URL, ...] = ()
     """Base URLs of further endpoints with the same model and the same API key, for load balancing
     and failover.
@@ -271,24 +275,24 @@ class RoleConfig(Section):
     """Max concurrent calls of this role, over all replicas; further calls wait. Absent: no limit.
     """
     fallbacks: tuple[Literal["delegation", "execution", "answer"], ...] = ()
-    """Roles whose models are tried, in this order, if this role's model is unavailable. These
-    models get this role's prompt.
+    """Roles whose models are tried, in this order, if this role's model is unavailable. They are
+    called with the prompt of this role.
     """
     structured: bool = True
-    """Constrain the turns of the execution role by vLLM's structured outputs, if the endpoint
-    supports them and `thinking` is not true. Set false for a model that writes its thinking into
-    its text. Ignored in other roles.
+    """Use vLLM's structured outputs, so that the execution role writes only valid turns, if the
+    endpoint supports them and `thinking` is not true. Set false for a model that writes its
+    thinking into its text. Ignored in other roles.
     """
     tool_calls: bool = False
-    """True: the model calls tools by the tool calls of OpenAI's API, which the endpoint must
+    """True: the model calls tools with the tool calls of OpenAI's API, which the endpoint must
     support (vLLM: `--enable-auto-tool-choice` and a `--tool-call-parser`). False: the model writes
-    calls as tags in its text, which any model can.
+    tool calls as tags in its text, which works with any endpoint.
     """
 
 
 class TableRoleConfig(Section):
-    """Settings of the delegation or execution role that differ while it works on a table. All
-    other settings are those of `[roles.delegation]` or `[roles.execution]`.
+    """Settings of the delegation or execution role that are different for tables. All other
+    settings are those of `[roles.delegation]` or `[roles.execution]`.
     """
 
     prompt: File | None = None
@@ -298,7 +302,10 @@ class TableRoleConfig(Section):
 
 
 class RolesConfig(Section):
-    """The three roles, and the settings of two roles that differ for tables."""
+    """The three roles, and the settings of two of them that are different for tables. The delegator
+    (`delegation`) splits a question into sub-queries, an executor (`execution`) searches for each,
+    and the answerer (`answer`) writes the answer from the reports of the executors.
+    """
 
     delegation: RoleConfig
     execution: RoleConfig
@@ -313,9 +320,9 @@ class RolesConfig(Section):
 
 
 class EmbedderConfig(Section):
-    """The model that embeds queries and passages. With `engine` or `base_url`, it is served there.
+    """The model that embeds queries and passages. With `engine` or `base_url`, a server runs it.
     With `onnx`, it runs in the gateway's process. Without any of these, it is the packaged MiniLM,
-    which also runs there.
+    which also runs in the gateway's process.
     """
 
     onnx: AnyPath | None = None
@@ -339,7 +346,7 @@ class EmbedderConfig(Section):
 
     @property
     def in_process(self) -> bool:
-        """True if the embedder is MiniLM in this process."""
+        """True if the embedder is the packaged MiniLM."""
         return not (self.engine or self.base_url or self.onnx)
 
 
@@ -351,18 +358,20 @@ class MilvusConfig(Section):
     partition: Identifier
     """Name of the partition, which belongs to this index alone. It is created if it is missing."""
     collection: Identifier = "rolegate"
-    """Name of the collection, which is created if it is missing. Its vectors have one dimension."""
+    """Name of the collection, which is created if it is missing. All indexes in a collection must
+    have vectors of the same dimension.
+    """
     token_env: Variable | None = None
     """Name of the environment variable with the token, or with USER:PASSWORD. Absent: requests have
-    none.
+    no token.
     """
     timeout_s: Seconds = 4.0
-    """Timeout of a search, and of the attempts to reach Milvus."""
+    """Timeout of a search, and of connecting to Milvus."""
 
 
 class IndexConfig(Section):
-    """A further index, which tenants may be allowed to search. NAME is its name in requests and for
-    `rolegate tenants set`. It has the embedder of `[retrieval]`.
+    """A further index, which `rolegate tenants set --index NAME` allows a tenant to search. NAME is
+    also its name in requests. It uses the embedder of `[retrieval]`.
     """
 
     address: Address | None = None
@@ -380,24 +389,26 @@ class IndexConfig(Section):
     passages at the ends of sentences.
     """
     lexical: bool = False
-    """Combine the ranks of the vector search with those of a lexical search (BM25). An index has
-    lexical ranks only if this was set when it was built.
+    """Combine the ranks of the vector search with those of a lexical search (BM25). After a change
+    of this key, the index must be built again.
     """
     vectors: Factory = "Flat"
-    """How vectors are searched, as an index factory string of FAISS. `Flat` compares a query with
-    all vectors. `HNSW32,SQ8`, `IVF4096,SQ8` and `IVF4096,PQ48`, also with other numbers, keep less
-    data in memory and find almost the same passages (docs/documents.md#large-indexes).
+    """Type of the vector index, as an index factory string of FAISS. `Flat` compares a query with
+    all vectors. `HNSW32,SQ8`, `IVF4096,SQ8` and `IVF4096,PQ48`, also with other numbers, need less
+    memory and find almost the same passages (docs/documents.md#large-indexes).
     """
     memory_gb: Positive = 4.0
-    """Max memory for training and filling an index that is not `Flat`, in GiB: for the sample and
-    the growing index. A build that would exceed it fails before it embeds anything.
+    """Max memory for building an index that is not `Flat`, in GiB: for the training sample and the
+    growing index. A build that would exceed it fails before it embeds anything.
     """
     milvus: MilvusConfig | None = None
-    """Vectors are also in Milvus, which searches them; `vectors` does not apply then."""
+    """Partition in Milvus to which the vectors are copied, and where they are searched; `vectors`
+    is then ignored. Absent: the vectors are searched without Milvus.
+    """
     breadth: Count | None = None
     """Effort of a search in an index that is not `Flat`: the number of lists that are searched
     (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: twice the
-    square root of the number of lists, or 128.
+    square root of the number of lists for IVF, 128 for HNSW.
     """
 
 
@@ -410,8 +421,9 @@ class RetrievalConfig(IndexConfig):
 
 
 class RerankerConfig(Section):
-    """A model that orders the passages of each search, called at an endpoint in the form of Jina,
-    Cohere and vLLM. If it fails, the passages keep the order of the search. Absent: no reranker.
+    """A model that orders the passages of each search by their relevance. It is called over the
+    rerank API of Jina, Cohere and vLLM. If a call fails, the passages keep the order of the search.
+    Absent: no reranker.
     """
 
     base_url: URL
@@ -421,7 +433,7 @@ class RerankerConfig(Section):
     model: ModelName
     """Name of the model at its endpoint."""
     form: Literal["rerank", "score"] = "rerank"
-    """Form and route of the endpoint: `rerank` of Jina, Cohere and vLLM, or `score` of vLLM."""
+    """API of the endpoint: `/rerank` of Jina, Cohere and vLLM, or `/score` of vLLM."""
     api_key_env: Variable | None = None
     """Name of the environment variable with the API key. Absent: requests have no key."""
     candidates: Annotated[int, Meta(ge=2, le=100)] = 30
@@ -433,8 +445,8 @@ class RerankerConfig(Section):
 
 
 class UploadsConfig(Section):
-    """Documents that clients upload (docs/documents.md#upload-by-api). Each tenant has an index of
-    the documents that it uploads, with the embedder, `chunk_tokens` and `lexical` of `[retrieval]`.
+    """Documents that clients upload (docs/documents.md#upload-by-api). Each tenant has its own
+    index of them, with the embedder, `chunk_tokens` and `lexical` of `[retrieval]`.
     """
 
     folder: AnyPath | None = None
@@ -444,16 +456,18 @@ class UploadsConfig(Section):
     max_documents: Count = 1000
     """Max number of documents of a tenant."""
     max_mb: Annotated[int, Meta(ge=1, le=10**9)] = 1000
-    """Max size of all documents of a tenant, in MiB. A single document may have 256 MiB."""
+    """Max size of all documents of a tenant together, in MiB. A single document may have at most
+    256 MiB.
+    """
 
 
 class GateConfig(Section):
-    """The gate: it promotes or rolls back a candidate, that is a version of the executor on trial,
-    by comparing it with the active version (docs/gate.md).
+    """The gate, which automatically promotes or rolls back a candidate (a version of the executor
+    on trial), after comparing it with the active version (docs/gate.md).
     """
 
     enabled: bool = True
-    """False: only operators promote and roll back."""
+    """False: versions are promoted and rolled back only by operators, with `rolegate versions`."""
     margin: Share = 0.1
     """How much worse than the active version a candidate may be and still be promoted. Only runs
     that exactly one of the two versions answers correctly count. Of these, the share that only the
@@ -462,17 +476,17 @@ class GateConfig(Section):
     of the answers are right.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    """Min share of right answers that a candidate needs, both among its judged answers and among
-    the held-out questions.
+    """Min share of right answers that a candidate needs, both in its judged runs and in the
+    held-out questions.
     """
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share of the runs that a candidate serves as a canary, after it has passed as a shadow."""
     max_tokens_ratio: Annotated[float, Meta(gt=0, le=1000)] = 2.0
-    """Max executor tokens of a candidate, as a multiple of the active version's."""
+    """Max tokens that a candidate may use, as a multiple of those that the active version uses."""
 
 
 class VersionsConfig(Section):
-    """Versions of the executor: LoRA adapters for the model of `[roles.execution]`."""
+    """Versions of the executor, which are LoRA adapters for the model of `[roles.execution]`."""
 
     folder: AnyPath = "~/.cache/rolegate/versions"
     """Folder in which versions are published, each in a subfolder."""
@@ -501,12 +515,12 @@ class TelemetryConfig(Section):
     Absent: metrics are not served.
     """
     otlp: URL | None = None
-    """URL of a collector to which traces are sent by OTLP over gRPC, such as http://127.0.0.1:4317.
+    """URL of a collector to which traces are sent over OTLP/gRPC, such as http://127.0.0.1:4317.
     Absent: no traces are sent.
     """
     webhook: URL | None = None
-    """Address to which a warning is posted when a tenant has spent 80 % of a quota of a day or a
-    month. It is signed by the rules of Standard Webhooks. Absent: warnings are only in the log and
+    """URL to which a warning is posted when a tenant has spent 80 % of a daily or monthly quota.
+    The warning is signed as Standard Webhooks specifies. Absent: warnings are only in the log and
     in the metrics.
     """
     webhook_secret_env: Variable | None = None
@@ -514,8 +528,8 @@ class TelemetryConfig(Section):
     in base64.
     """
     contents: bool = False
-    """Include the texts of questions, sub-queries and answers in the traces that are sent. Texts of
-    tenants with `redact`, whose texts are not stored, are never included.
+    """Include the texts of questions, sub-queries and answers in the traces that are sent, except
+    those of tenants with the setting `redact`.
     """
 
 
@@ -531,12 +545,13 @@ class DistillationConfig(Section):
 
 
 class ToolServerConfig(Section):
-    """An MCP server whose tools the workers of a manager may call. With `command`, it is a program
-    that the gateway starts and keeps running. With `url`, it is reached over HTTP.
+    """An MCP server whose tools the workers of a manager may call (see `[managers.NAME]`). With
+    `command`, it is a program that the gateway starts and keeps running. With `url`, it is called
+    over HTTP.
     """
 
     command: tuple[str, ...] = ()
-    """A program with its arguments, as an MCP server on standard input and output. It gets only the
+    """Program and arguments of an MCP server on standard input and output. It gets only the
     environment variables PATH, HOME, LANG and those in `env`.
     """
     env: tuple[Variable, ...] = ()
@@ -548,13 +563,15 @@ class ToolServerConfig(Section):
     the header's value, as in `{Authorization = "WEB_KEY"}`.
     """
     allow: tuple[str, ...] = ()
-    """Names of the tools that may be called. `rolegate check --live` lists the server's tools."""
+    """Names of the tools that may be called; no others are. `rolegate check --live` lists all tools
+    of the server.
+    """
     timeout_s: Seconds = 60.0
     """Timeout of a call, and of the server's start."""
     own_sessions: bool = False
-    """Give each worker its own session with the server, from its first call to its end. Set it for
-    servers that keep state between calls, such as the page of a browser: otherwise, all workers of
-    all runs share one session.
+    """Give each worker its own session with the server, from the worker's first call to its end.
+    Set true for servers that keep state between calls, such as the page of a browser. False: all
+    workers of all runs share one session.
     """
     max_in_flight: Count = 4
     """Max concurrent calls, over all runs; further calls wait. With `own_sessions`, max concurrent
@@ -569,7 +586,7 @@ class ToolServerConfig(Section):
 class ManagerConfig(Section):
     """A manager: a model between the delegator and its executors, in the topology `host` and in
     tables. It gets a sub-query of the delegator, splits it for its workers, checks their reports,
-    and writes one report for the delegator. NAME is the name by which the delegator refers to it.
+    and writes one report for the delegator. The delegator refers to it as NAME.
     """
 
     about: str
@@ -583,11 +600,11 @@ class ManagerConfig(Section):
     Absent: the workers are the executors that search.
     """
     role: RoleConfig | None = None
-    """The manager's model. Absent: the model and the sampling of the delegator."""
+    """The manager's model and its settings. Absent: those of the delegator."""
     max_workers: Count = 8
     """Max concurrent workers of the manager."""
     max_rounds: Count = 2
-    """Max turns of the manager that dispatch workers."""
+    """Max turns of the manager in which it dispatches workers, for one sub-query."""
 
 
 class Config(Section):
@@ -605,18 +622,22 @@ class Config(Section):
     report_cache: ReportCacheConfig = ReportCacheConfig()
     answer: AnswerStyle = DEFAULT_STYLE
     condenser: RoleConfig | None = None
-    """The model that writes the questions of conversations so that they can be understood alone.
-    Absent: the delegator's model, with the shipped prompt for this.
+    """The model that rewrites a question of a conversation so that it can be understood without the
+    earlier messages. Absent: the delegator's model, with a shipped prompt.
     """
     synthesis: RoleConfig | None = None
-    """The model that writes requests for tables. Only `rolegate sft tables` calls it."""
+    """The model that makes up requests for tables as training data. Only `rolegate sft tables`
+    calls it.
+    """
     engines: dict[str, EngineConfig] = {}
     versions: VersionsConfig = VersionsConfig()
     distillation: DistillationConfig = DistillationConfig()
     tools: dict[str, ToolServerConfig] = {}
     telemetry: TelemetryConfig = TelemetryConfig()
     managers: dict[str, ManagerConfig] = {}
-    """Managers by name. A sub-query that names no manager goes to the first."""
+    """Managers by name. A sub-query for which the delegator names no manager goes to the first one
+    in the file.
+    """
     prices: dict[str, Price] = {}
     """Prices by model. A model without an entry is looked up in LiteLLM's table of prices, if
     LiteLLM is installed.
@@ -652,7 +673,8 @@ def place_of(index: str) -> str:
 
 
 Visit = Callable[[str, str, str], str]
-"""A function of a text's key in the file, its mark and the text. Returns the text to use instead.
+"""Function of the key of a text in the file, its mark, and the text. Returns the text to use
+instead.
 """
 
 

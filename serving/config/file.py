@@ -26,8 +26,8 @@ _PRESETS = _PACKAGE / "presets"
 _SHIPPED = "shipped:"
 _PATHS = ("path", "file", "source", "version")
 _ALIKE = 0.75
-"""Min `difflib` ratio at which an unknown key counts as a misspelling of a known one: it is reached
-by `kynd` and `kind`, but not by `max_turns` and `max_tokens`.
+"""Min `difflib` ratio at which an unknown key counts as a misspelling of a known one: `kynd` and
+`kind` reach it, but `max_turns` and `max_tokens` do not.
 """
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _KINDS = {
@@ -51,14 +51,15 @@ def load_config(path: Path) -> Config:
 
 
 def read_config(path: Path) -> Config:
-    """Read a configuration file like `load_config`, but do not check it by `problems`; the caller
-    does. Raises `BadConfig` if it cannot be read, or if a key is unknown or has a wrong type.
+    """Read a configuration file like `load_config`, but leave the check with `problems` to the
+    caller. Raises `BadConfig` if the file cannot be read, or if a key is unknown or has a wrong
+    type.
     """
     try:
         return parse_config(path.read_bytes(), path)
     except OSError as error:
         raise BadConfig(
-            f"{path}: cannot be read ({error.strerror}); name a TOML file, or a preset."
+            f"{path}: cannot be read ({error.strerror}); name a TOML file, or use --preset."
         ) from None
 
 
@@ -106,8 +107,8 @@ def _resolved(
     mark: str,
     text: str,
 ) -> str:
-    """Return `text` with its path made absolute, if its mark says that it is or contains a path.
-    That includes the SQLite file in a store's URL, and a model that is a folder and not a name.
+    """Return `text` with its path made absolute if, according to its mark, it is or contains a
+    path. That includes the SQLite file in a store's URL, and a model that is a folder, not a name.
     """
     if mark == "store":
         scheme, separator, file = text.partition(":///")
@@ -136,7 +137,7 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
         return f"{_joined(key, unknown[1])}: unknown field; {_instead(unknown[1], place, key)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
-        return f"{_joined(key, missing[1])}: missing"
+        return f"{_joined(key, missing[1])}: missing; add it to the file"
     if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
         return f"{key}: {text.lower()}; there are: {', '.join(map(str, kind.values))}"
     problem = plain_words(text)
@@ -180,9 +181,9 @@ def _joined(table: str, key: str) -> str:
 
 
 def _instead(unknown: str, place: str, table: str) -> str:
-    """Return a hint for an unknown key: the most similar key of this table or another, or if no key
-    is similar, all keys of this table. `place`: the table as in msgspec's message. `table`: the
-    table's key in the file.
+    """Return a hint for an unknown key: the most similar key of this table or another one. If no
+    key is similar, list all keys of this table. `place`: the table as in msgspec's message.
+    `table`: the table's key in the file.
     """
     here = {key: _joined(table, key) for key in _keys(place)}
     others = {key: f"{section}.{key}" for section in _keys("") for key in _keys(section)}

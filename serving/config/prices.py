@@ -18,10 +18,11 @@ Name = TypeVar("Name", bound=str)
 async def prices_of(
     roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]
 ) -> dict[Name, Price | None]:
-    """Return the price of each role's model; None if it is unknown, which is not a price of zero.
+    """Return the price of each role's model, by the name of the role; None if it is unknown, which
+    does not mean that the model is free.
 
-    `prices`: the config's prices by model. Runs in a thread, because importing LiteLLM may take
-    seconds.
+    `prices`: the config's prices by model. Prices are looked up in a thread, because importing
+    LiteLLM may take seconds.
     """
     return await asyncio.to_thread(
         lambda: {name: price_of(role, prices) for name, role in roles.items()}
@@ -42,8 +43,8 @@ async def unpriced(config: Config) -> Iterable[str]:
 
 def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
     """Return the price of a role's model from `prices`, or else from LiteLLM's table; None if
-    neither has it. A model on this machine is not looked up in LiteLLM's table. May block for
-    seconds while LiteLLM is imported.
+    neither has it. LiteLLM's table does not apply to a model on this machine. May block for seconds
+    while LiteLLM is imported.
     """
     host = urlsplit(role.base_url or "").netloc.rpartition("@")[2]
     ours = role.engine is not None or is_loopback(host)

@@ -1,5 +1,5 @@
-"""Check what a configuration needs on the machine where it runs: API keys in environment variables,
-and packages of rolegate's extras.
+"""Find what a configuration needs but this machine lacks: API keys in environment variables, and
+packages of rolegate's extras. Read these keys.
 """
 
 import importlib.util
@@ -13,8 +13,8 @@ from serving.dependencies import missing_extra
 
 
 def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
-    """Return one message for each missing API key or package, with the config's key and what to do.
-    No endpoint is called. `also`: further roles to check, by their keys in the config.
+    """Return one message for each missing API key or package, with the place in the config and what
+    to do. No endpoint is called. `also`: further roles to check, by their keys in the config.
     """
     lacking: list[str] = []
     for key, role in {**config.called_roles, **also}.items():

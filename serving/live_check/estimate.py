@@ -1,4 +1,4 @@
-"""Estimate the tokens that one question takes: in a typical case, and at most, if it uses up the
+"""Estimate how many tokens one question takes: typically, and at most, if the search uses up the
 limits in the config.
 """
 
@@ -16,10 +16,10 @@ TYPICAL = (
     "Typical: two rounds of two sub-queries, then a stop; one search per sub-query, reports of 60 "
     "tokens, and turns as long as in the probe. At most: the run uses all rounds, sub-queries, "
     "turns and max_tokens, and asks the delegator to correct each decision once; retries of calls "
-    "are not counted. For endpoints that report no token counts, 4 characters are taken as one "
-    "token. The prompts for tables are not tried: ask for a small table."
+    "are not counted. If an endpoint reports no token counts, 4 characters count as one token. The "
+    "prompts for tables are not probed; to try them, ask for a small table."
 )
-"""Explanation of the results, for people."""
+"""Explanation of the estimate, printed under its table."""
 _QUESTION = 30
 _SUB_QUERY_TOKENS = 20
 _REPORT = 60
@@ -33,7 +33,7 @@ class Measured(Frozen):
     chars_a_token: float = 4.0
     """Average characters of a token."""
     written: int = _REPORT
-    """Tokens of a turn that the model wrote, including its thinking."""
+    """Tokens that the model wrote in a turn, including its thinking."""
 
 
 class Use(Frozen):
@@ -53,8 +53,8 @@ class Use(Frozen):
 def estimate(
     config: Config, measured: Mapping[RoleName, Measured]
 ) -> dict[RoleName, tuple[Use, Use]]:
-    """Return the typical use and the max use of each role for one question. `measured`: the results
-    of the roles' probes.
+    """Return the typical use and the max use of each role for one question, as a pair. `measured`:
+    the measurements of the roles in their probes.
     """
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
@@ -113,9 +113,10 @@ def _prompts(
     """Return the prompt tokens of every call, by role. The prompt of a turn contains all earlier
     turns of its agent.
 
-    `system`: tokens of the system prompts. `written`: tokens of an output. `passages`: tokens of
-    the passages of one search. `question`, `sub_query_tokens`: their tokens. `tries`: calls for one
-    decision; 2 if each decision is corrected once. With 1, a last decision that stops is added.
+    All arguments are numbers of tokens, except `tries`. `system`: of each system prompt. `written`:
+    of each role's output. `passages`: of the passages of one search. `question`: of the question.
+    `tries`: calls for one decision; 2 if each decision is corrected once. With 1, a last decision
+    that stops is added.
     """
     results = search.max_sub_queries * (sub_query_tokens + written["execution"])
     turn = written["delegation"]

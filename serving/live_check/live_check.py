@@ -46,11 +46,11 @@ class ProbeResult(Frozen):
     good: bool | None
     """True or False; None if the probe has no result, such as an unknown price."""
     word: str = ""
-    """The result in a word or two, for a table."""
+    """The result in a few words, for people."""
     advice: str = ""
     """Meaning of a result that is not good, and what to do; empty for a good result."""
     needed: bool = False
-    """True if questions fail or are answered badly unless this result is good."""
+    """True if questions fail, or are answered badly, when this result is not good."""
 
 
 ProbeResults = dict[str, ProbeResult]
@@ -74,10 +74,10 @@ class LiveCheck(Frozen):
 
     roles: dict[RoleName, RoleCheck]
     condenser: ProbeResults
-    """Results of the role that writes the questions of conversations."""
+    """Results of the role that rewrites the questions of conversations."""
     retrieval: dict[str, ProbeResults]
-    """Results for `retrieval`, the retrieval server, or for `embedder` and `index`; and for
-    `reranker`.
+    """Results by component: `retrieval` for a retrieval server, or else `embedder` and `index`; and
+    `reranker` if the config has one.
     """
     tools: dict[str, ProbeResults]
     """Results of tool servers, by key such as `tools.web`."""
@@ -100,7 +100,7 @@ class LiveCheck(Frozen):
 
 
 class _Probed(NamedTuple):
-    """Results of the probe turns of a role, before its budgets are checked."""
+    """Results of the probe turns of a role, before its context length and price are checked."""
 
     probes: ProbeResults
     measured: Measured
@@ -112,7 +112,8 @@ class _Probed(NamedTuple):
 
 async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     """Probe all models, the retriever and the tool servers of `config`. `limit_s`: max seconds for
-    one question to a model, and for the start of a tool server. Raises `BadConfig`.
+    one call of a model, and for the start of a tool server. Raises `BadConfig` if something cannot
+    be opened.
     """
     roles = config.roles.by_name
     # The judge of trials is not probed, so its engine is not needed
@@ -136,7 +137,7 @@ async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
             request = rerank(
                 config.reranker, started.session, _QUERY, [Passage("", _QUERY, _QUERY)]
             )
-            retrieval["reranker"] = await _reached(request, "correct the table reranker")
+            retrieval["reranker"] = await _reached(request, "correct [reranker] in the config")
     prices = await prices_of(roles, config.prices)
     *of_roles, of_condenser = probed
     results = dict(zip(roles, of_roles, strict=True))
@@ -161,8 +162,8 @@ async def _probe_role(
     *,
     key: str,
 ) -> _Probed:
-    """Send a role its probe turns. If the first fails, the only result is `reachable`, with the
-    reason. `key`: the table of the config that describes the role.
+    """Call the model of a role with its probe turns. If the first call fails, the only result is
+    `reachable`, with the reason. `key`: the table of the config that describes the role.
     """
     # A role remembers which parameters its endpoint refuses, so each turn gets a new role.
     new_role = partial(started.new_role, name, replace(config, attempts=1))
@@ -186,8 +187,8 @@ async def _probe_role(
     stops = ProbeResult(True, "honoured")
     if any(isinstance(each, Completion) and each.overran for each in completions):
         advice = (
-            "stop strings are ignored: the gateway cuts off the text after them, but you pay for "
-            "it; a server that honours them is cheaper and faster"
+            "stop strings are ignored by the endpoint: the gateway cuts off the text after them, "
+            "but you pay for it; a server that honours them is cheaper and faster"
         )
         stops = ProbeResult(False, "ignored", advice)
     usage = ProbeResult(
@@ -238,8 +239,8 @@ async def _served(
 
 
 def _protocol(name: str, results: Sequence[Completion | BaseException]) -> ProbeResult:
-    """Return how many of a role's probe turns follow the protocol. If half or more do not, the
-    model cannot do the role's work.
+    """Return how many of a role's probe turns follow the role's output format. If half or more do
+    not, the model cannot do the role's work.
     """
     slips = []
     for turn, result in zip(TURNS[name], results, strict=True):
@@ -256,9 +257,9 @@ def _protocol(name: str, results: Sequence[Completion | BaseException]) -> Probe
     if not slips:
         return ProbeResult(True, word)
 
-    advice = f"the model followed its role's protocol in {word} turns: {slips[0]}"
+    advice = f"the model wrote the role's output format in {word} turns: {slips[0]}"
     if 2 * len(slips) < len(results):
-        advice += "; each mistake costs a corrected turn, or a result"
+        advice += "; each mistake costs another call to correct it, or loses a result"
         return ProbeResult(False, word, advice)
     advice += "; the model cannot do this role's work: choose another model or prompt"
     # The condenser has one turn, which is too few to refuse a model that answers questions.
@@ -271,8 +272,8 @@ def _refusal(error: UpstreamError, key: str) -> ProbeResult:
     if isinstance(error, UpstreamUnavailable):
         return ProbeResult(False, "no", what, needed=True)
     advice = (
-        f"check the key that {key}.api_key_env names, the model's name, that base_url ends in /v1, "
-        f"and whether the model needs {key}.system_role = false"
+        f"check the key that {key}.api_key_env names, the model's name, that base_url ends in "
+        f"/v1, and whether the model needs {key}.system_role = false"
     )
     return ProbeResult(False, "refused", f"{what}; {advice}", needed=True)
 
@@ -284,8 +285,8 @@ def _judged(
     at_most: Use,
     price: Price | None,
 ) -> RoleCheck:
-    """Return a role's results, with further ones on its context and its price, and the cost of a
-    question.
+    """Return the check of a role: the results of its probe turns, further results on its context
+    length and its price, and the cost of a question.
     """
     probes = probed.probes
     if "stops" in probes:
@@ -348,7 +349,9 @@ def _quoted(text: str) -> str:
 
 
 def _opened(config: Config, log: Log, *, cpu_threads: int) -> AbstractAsyncContextManager[Any]:
-    """Open the retrieval server, or else only the embedder, because a check builds no index."""
+    """Open the retrieval server if the config has one; else only the embedder, because a check
+    builds no index.
+    """
     retrieval = config.retrieval
     if retrieval.address is not None:
         return open_retriever(retrieval, log)
@@ -366,7 +369,9 @@ async def _probe_retrieval(config: RetrievalConfig, opened: Any) -> dict[str, Pr
 
 
 async def _reached(request: Awaitable[object], advice: str) -> ProbeResults:
-    """Return whether `request` succeeds. `advice`: what to do if it fails."""
+    """Return a result `reachable` that is good if `request` succeeds. `advice`: what to do if it
+    fails.
+    """
     try:
         await request
     except UpstreamError as error:
@@ -375,7 +380,7 @@ async def _reached(request: Awaitable[object], advice: str) -> ProbeResults:
 
 
 def _probe_index(config: RetrievalConfig, embedder: Embedder) -> dict[str, ProbeResults]:
-    """Probe the embedder and the index. Blocks while they work."""
+    """Return the probe results of the embedder and the index. Blocks the calling thread."""
     folder = Path(config.index or "")
     embeds = ProbeResult(True, f"{embedder.dimension} numbers")
     built = ProbeResult(None, "not yet", "the index is built when the gateway starts")

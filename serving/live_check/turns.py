@@ -1,4 +1,6 @@
-"""Small probe turns for each role, and whether a model's output follows the role's protocol."""
+"""Probe turns: small requests to each role's model, and the check whether its output has the format
+of the role.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,15 +27,15 @@ class ProbeTurn(NamedTuple):
     """The messages after the first user message."""
 
     def pattern(self, name: str) -> str | None:
-        """Return the regular expression for structured output in this turn; None if the role has
-        none.
+        """Return the regular expression for structured output in this turn of the role `name`; None
+        if the role uses no structured output.
         """
         if name != "execution":
             return None
         return turn_pattern(searched=bool(self.then), may_search=not self.then)
 
     def follows(self, name: str, completion: Completion) -> bool:
-        """Return whether the output of a role is a turn of the expected kind."""
+        """Return whether the output of the role `name` is a turn of the expected kind."""
         cut = completion.finish_reason == "length"
         return isinstance(PROTOCOLS[name][0](completion.text, cut=cut), self.due)
 
@@ -83,7 +85,9 @@ _ASKED = (
 
 
 def _read(sub_query: str, title: str, sentence: str) -> ProbeTurn:
-    """Return a probe turn in which an executor must report on a passage that its search found."""
+    """Return a probe turn in which an executor must report on the only passage that its search has
+    found.
+    """
     passages = (Passage("1", title, sentence, 1),)
     searched = (
         Message("assistant", f"<search>{sub_query}</search>"),

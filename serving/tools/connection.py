@@ -1,5 +1,5 @@
-"""A connection to one MCP server through the official SDK. It lists tools and calls them. It limits
-the length of outputs, and masks the server's secrets in them.
+"""A connection to one MCP server through the official SDK, to list tools and call them. The length
+of outputs is limited, and the server's secrets are masked in them.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ _REASON_CHARS = 500
 _OVERHEAD_BYTES = 1 << 20
 """Bytes that a message may have in addition to the longest allowed text."""
 _PAGE = re.compile("^- Page URL: (?P<address>.*)\n- Page Title: (?P<title>.*)", re.MULTILINE)
-"""The open page in an output of Playwright's server, which has no resources. A page cannot write
-such lines: in a snapshot, its texts stand behind their roles.
+"""The open page in an output of Playwright's server, which returns no resources. The text of a page
+cannot contain such lines, because in a snapshot each text follows the role of its element.
 """
 _CLIENT_INFO = types.Implementation(name="rolegate", version=version("rolegate"))
 
 
 @asynccontextmanager
 async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConnection"]:
-    """Start the program of a tool server, or connect to its URL, while the context is open. `name`:
-    NAME of its table `[tools.NAME]`.
+    """Open a connection to a tool server: start its program, or connect to its URL. `name`: NAME of
+    its table `[tools.NAME]`.
 
     Raises `ConnectionError` for every failure, even if the surrounding task was cancelled.
     """
@@ -88,12 +88,14 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
 
 
 class MCPConnection(Frozen):
-    """A connection to a running MCP server, by the SDK's client."""
+    """A connection to a running MCP server, which uses the SDK's client."""
 
     server: str
     client: Client
     stale: asyncio.Event
-    """Set when the tool list may have changed or the server may be gone; then list again."""
+    """Set when the tool list may have changed or the server may be gone, so that the tools must be
+    listed again.
+    """
     max_chars: int
     secrets: Secrets
 
@@ -128,8 +130,8 @@ class MCPConnection(Frozen):
             raise self._failed("the arguments cannot be encoded as JSON") from None
 
         try:
-            # Not `call_tool`: it checks outputs against the server's schemas, and would evaluate
-            # regular expressions in them, which come from outside.
+            # Not `call_tool`, because it checks outputs against the server's schemas, which may
+            # contain harmful regular expressions.
             result = await self.client.session.send_request(request, types.CallToolResult)
         except ValueError as error:
             self.stale.set()
@@ -170,8 +172,8 @@ def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) ->
     """Return the texts of a tool's result, joined and with secrets masked. Only the first
     `max_chars` characters are kept. Pictures and sounds are left out.
 
-    If the result has exactly one resource or link to a resource, its title and address become those
-    of the output.
+    If the result has exactly one resource or link to a resource, the output gets the title and the
+    address of that resource.
     """
     texts = []
     resources = []

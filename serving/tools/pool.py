@@ -1,5 +1,6 @@
 """The MCP servers of a gateway: keep them running, list their tools, and limit concurrent calls.
-All workers of all runs share a server's connection, or each has its own (`own_sessions`).
+All workers of all runs share one connection to a server, or each worker has its own
+(`own_sessions`).
 """
 
 import asyncio
@@ -37,9 +38,7 @@ class ToolPool:
         return ToolPool({name: self._servers[name] for name in names})
 
     async def available(self) -> Sequence[Tool]:
-        """Return the allowed tools of all servers, in the order of the servers. Servers that are
-        down have none.
-        """
+        """Return the allowed tools of all servers that are up, in the order of the servers."""
         return [tool for server in self._servers.values() for tool in await server.available()]
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
@@ -52,7 +51,9 @@ class ToolPool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Tools]:
-        """Open a session of one worker. It is the worker's own for servers with `own_sessions`."""
+        """Open a session for one worker. Servers with `own_sessions` get a new connection for it;
+        the connections of other servers are shared.
+        """
         async with AsyncExitStack() as stack:
             yield ToolPool({name: server.within(stack) for name, server in self._servers.items()})
 
@@ -107,7 +108,9 @@ class _Server:
         self.closing = False
 
     def within(self, stack: AsyncExitStack) -> "_Server":
-        """Return the server for one worker, whose session ends with `stack`."""
+        """Return the server as one worker uses it. With `own_sessions`, the worker's session ends
+        when `stack` is closed.
+        """
         return _OwnServer(self, stack) if self._config.own_sessions else self
 
     async def available(self) -> Sequence[Tool]:
@@ -206,8 +209,8 @@ class _OwnServer(_Server):
         return await self._shared.available()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool. The first call starts the session, after waiting until there are fewer than
-        `max_in_flight`. Raises `ToolFailed`.
+        """Call a tool. The first call starts the session, after waiting until fewer than
+        `max_in_flight` sessions are open. Raises `ToolFailed`.
         """
         if not self._opened:
             self._opened = True

@@ -51,9 +51,9 @@ async def child_process(
     Yield the streams of its messages for the SDK.
 
     The program gets the environment variables `_INHERITED` and `variables`. It and all its children
-    end when the context is left, or when this process ends. `max_bytes`: max length of a line; a
-    longer line is skipped, and the request that it answers fails. `ended`: set when the program's
-    output ends. Raises `OSError`.
+    end when the context is left, or when this process ends. `max_bytes`: max length of a line of
+    output; a longer line is skipped, and the request that it answers fails. `ended`: set when the
+    program's output ends. Raises `OSError` if the program cannot be started or fails.
     """
     process = await _spawn(command, variables, max_bytes)
     stdin = process.stdin
@@ -184,8 +184,8 @@ def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
 
 
 _READ_S = {"GET": None, "DELETE": _ENDS_WITHIN_S}
-"""Read timeouts in seconds of HTTP methods that do not have a call's timeout. A GET waits for
-events that the server sends at any time. A DELETE ends the session.
+"""Read timeouts in seconds by HTTP method; other methods have the timeout of a tool call. A GET
+waits for events that the server sends at any time. A DELETE ends the session.
 """
 
 

@@ -292,7 +292,7 @@ async def test_an_unreachable_address_is_named(dead: str) -> None:
     """The error says what to do. It has no reason, as it does not come from a gateway."""
     message = (
         f"no gateway answers at {dead}; start one with `rolegate serve`, or give another address. "
-        "If it is still starting, wait until it prints serve.ready."
+        "If the gateway is still starting, wait until it prints serve.ready."
     )
     async with AsyncClient(dead) as client:
         with pytest.raises(GatewayError) as caught:
@@ -312,8 +312,8 @@ async def test_a_port_that_answers_but_not_by_grpc_is_named() -> None:
             with pytest.raises(GatewayError) as caught:
                 await method(QUESTION)
             assert str(caught.value) == (
-                f"the server at {address} answers, but not by gRPC; if that is the gateway's HTTP "
-                "port (`server.http`), give its gRPC port (`server.address`)."
+                f"the server at {address} does not speak gRPC; if this is the gateway's HTTP port "
+                "(`server.http`), use its gRPC port (`server.address`)."
             )
     await http.drain()
 

@@ -100,7 +100,7 @@ async def test_a_present_store_is_only_renamed_and_only_with_force(
 
     restored = await asyncio.to_thread(store, "restore", "copy.db", "--force")
     assert restored.status == 0, restored.err
-    old = restored.out.splitlines()[-1].removesuffix(": the store before")
+    old = restored.out.splitlines()[-1].removesuffix(": the previous store")
     if server:
         (log,) = tmp_path.glob("elsewhere.replaced-*")
         log.rename(f"{old}.log")

@@ -1,4 +1,4 @@
-"""Client for programs that run on an event loop. It must be created on that event loop."""
+"""Client for programs that use asyncio. It must be created on the event loop that uses it."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -66,7 +66,7 @@ class AsyncStream(Generic[Item]):
 def _unary(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, Result]]":
-    """Return a method of the client that makes the call of `make` and returns its result."""
+    """Return a client method that makes the call which `make` returns, and returns its result."""
     make = checked(make)
 
     @wraps(make)
@@ -82,8 +82,8 @@ def _unary(
 def _streamed(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[AsyncClient, P], AsyncStream[Result]]":
-    """Return a method of the client that begins the call of `make` and returns the stream of its
-    results.
+    """Return a client method that begins the call which `make` returns, and returns the stream of
+    its results.
     """
     make = checked(make)
 
@@ -194,8 +194,8 @@ class AsyncClient:
         return joined([page.table for page in pages])
 
     async def with_all_rows(self, table: pb.Table) -> Table:
-        """Return the whole table of which `table` is a message. Rows that did not fit into the
-        message are fetched.
+        """Return the whole table. `table`: a message with the table, or with its first rows; the
+        other rows are fetched.
         """
         return await self.get_table(table.run_id) if table.next_page_token else Table(table)
 
@@ -236,12 +236,12 @@ class AsyncClient:
 
 
 class AsyncChat:
-    """A conversation with a gateway. The client keeps it; the gateway keeps only the runs."""
+    """A conversation with a gateway. The history is kept here; the gateway stores only the runs."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
         self.history: tuple[ChatMessage, ...] = ()
-        """The questions and answers so far, oldest first, as many as a request may have."""
+        """The latest questions and answers, oldest first, as many as a request may contain."""
 
     async def ask(
         self, question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]

@@ -1,5 +1,5 @@
-"""The calls of a gateway: each function returns the request of a call, and how its result is taken
-from the response.
+"""The calls of a gateway: each function returns a `Call`, which holds the request and the function
+that converts the response to a result.
 
 Both clients, `Client` and `AsyncClient`, have a method for each of these functions, with the same
 name and parameters; the method makes the call and returns its result. A method raises `ValueError`
@@ -70,16 +70,16 @@ class Call(Generic[Result]):
     """A call to the gateway, unary or streamed, that has not been sent yet."""
 
     request: Any
-    """Request message. The method has the name of its type, without `Request`, and the service is
-    that of the file that defines it.
+    """Request message. Its type determines the gRPC method, whose name is that of the type without
+    `Request`, and the service, which is defined in the same proto file.
     """
     result: Callable[[Any], Result] = lambda response: response
     """Converts a response message to the result that the method of the client returns."""
     timeout_s: float | None = SHORT_S
     """Deadline in seconds; None for no deadline."""
     repeatable: bool = False
-    """True if the call may be made once more when the connection breaks. Its `request_id` then
-    prevents that anything is spent twice.
+    """True if the call may be made once more when the connection breaks. The `request_id` of its
+    request then ensures that nothing is spent twice.
     """
     messages: Iterable[Any] = ()
     """The messages of a streamed request, which are of the type of `request`."""
@@ -148,7 +148,7 @@ def table(
     `columns`: the columns, as a text such as "city*, founder, founded:integer" or as messages; see
     `parse_columns`. `rows`: known rows. Each row is a sequence with a value for every column, or a
     mapping with values for some columns by name. Empty values are searched for, other values are
-    kept. If the connection breaks, the request is sent once more, as by `ask`.
+    kept. If the connection breaks, the request is sent once more, as in `ask`.
     """
     sent = _table_request(
         table_pb.FillTableRequest,
@@ -173,8 +173,8 @@ def stream_table(
     timeout_s: float | None = None,
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
-    """Fill a table and stream the events of the run. The last event is `done`, with a message that
-    can be passed to `Table` or to the client's `with_all_rows`.
+    """Fill a table and stream the events of the run. The last event is `done`, with a message of
+    the table, for the client's method `with_all_rows`.
     """
     return Call(
         _table_request(
@@ -194,7 +194,7 @@ def begin_table(
     rows: Rows = (),
     **options: Unpack[TableOptions],
 ) -> Call[str]:
-    """Start a detached run, which fills a table and continues without the client. Return the
+    """Start a run that fills a table and continues even if the client disconnects. Return the
     identifier of the run, for `get_table` and `watch`.
     """
     sent = _table_request(
@@ -254,8 +254,8 @@ def upload(
     replaced.
 
     `document`: the path of a file, or the content. `name`: name of the document, by default that
-    of the file. `wait`: True to return only when a build has read the document, so that it can be
-    found. Raises `OSError` if the file cannot be opened.
+    of the file. `wait`: True to return only when searches can find the document, or it could not be
+    read. Raises `OSError` if the file cannot be opened.
     """
 
     def opened() -> BinaryIO:
@@ -282,18 +282,20 @@ def upload(
 
 
 def delete_document(name: str) -> Call[None]:
-    """Delete a document of the caller's tenant."""
+    """Delete a document of the caller's tenant. Searches find it until the next build has ended."""
     return Call(document_pb.DeleteDocumentRequest(name=name), lambda _: None)
 
 
 def get_build() -> Call[document_pb.GetBuildResponse]:
-    """Return the state of the index of the tenant's documents, and which were not read."""
+    """Return the state of the index of the tenant's documents, with the documents that were not
+    read.
+    """
     return Call(document_pb.GetBuildRequest())
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
-    """Return a run, which may be under way, with its output, usage and feedback. `trace`: True to
-    include the whole trace.
+    """Return a run, which may still be under way, with its output, usage and feedback. `trace`:
+    True to include the whole trace.
     """
     return Call(run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
 
@@ -345,7 +347,7 @@ def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
-    """Return comparisons of the gateway's ledger with the engines' own counters of tokens."""
+    """Return a comparison of the tokens in the gateway's ledger with each engine's own counters."""
     return Call(
         usage_pb.ReconcileUsageRequest(),
         attrgetter("reconciliations"),
@@ -372,9 +374,9 @@ def set_version_traffic(
 ) -> Call[version_pb.ExecutorVersion]:
     """Start or end a trial of a version of the executor, and return the version.
 
-    `state`: `shadow` for a trial in shadow runs, `canary` for a trial in a share of the runs, or
-    `registered` to end the trial. `share`: share of the runs in which a canary works, more than 0
-    and at most 1.
+    `state`: `shadow` to repeat finished runs with the version, `canary` to let it serve a share of
+    the runs, or `registered` to end the trial. `share`: the share of the runs that a canary serves,
+    more than 0 and at most 1.
     """
     return Call(
         request(
@@ -430,7 +432,7 @@ def rotate_key(key_id: str, grace_s: float = 0.0) -> Call[admin_pb.RotateKeyResp
 
 
 def expire_key(key_id: str, at: datetime | None) -> Call[admin_pb.Key]:
-    """Let a key expire at a time, or never, and return it."""
+    """Let a key expire at the time `at`, or never if it is None. Return the key."""
     return Call(
         request(admin_pb.ExpireKeyRequest, {"expire_time": at}, key_id=key_id), attrgetter("key")
     )
@@ -456,7 +458,7 @@ def audit(size: int = PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEven
 
 
 def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:
-    """Return a tenant, with what it has spent this day and this month."""
+    """Return a tenant, with its usage of this day and this month."""
     return Call(admin_pb.GetTenantRequest(name=name))
 
 

@@ -67,7 +67,7 @@ class Stream(Generic[Item]):
 def _unary(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[Client, P], Result]":
-    """Return a method of the client that makes the call of `make` and returns its result."""
+    """Return a client method that makes the call which `make` returns, and returns its result."""
     make = checked(make)
 
     @wraps(make)
@@ -83,8 +83,8 @@ def _unary(
 def _streamed(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[Client, P], Stream[Result]]":
-    """Return a method of the client that begins the call of `make` and returns the stream of its
-    results.
+    """Return a client method that begins the call which `make` returns, and returns the stream of
+    its results.
     """
     make = checked(make)
 
@@ -194,8 +194,8 @@ class Client:
         return joined([page.table for page in pages])
 
     def with_all_rows(self, table: pb.Table) -> Table:
-        """Return the whole table of which `table` is a message. Rows that did not fit into the
-        message are fetched.
+        """Return the whole table. `table`: a message with the table, or with its first rows; the
+        other rows are fetched.
         """
         return self.get_table(table.run_id) if table.next_page_token else Table(table)
 
@@ -236,12 +236,12 @@ class Client:
 
 
 class Chat:
-    """A conversation with a gateway. The client keeps it; the gateway keeps only the runs."""
+    """A conversation with a gateway. The history is kept here; the gateway stores only the runs."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self.history: tuple[ChatMessage, ...] = ()
-        """The questions and answers so far, oldest first, as many as a request may have."""
+        """The latest questions and answers, oldest first, as many as a request may contain."""
 
     def ask(
         self, question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]

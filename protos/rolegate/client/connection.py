@@ -18,7 +18,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # traces can be long
     # Calls without a deadline end if the gateway's machine is gone
     ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.use_local_subchannel_pool", 1),  # makes a new channel a new connection
+    ("grpc.use_local_subchannel_pool", 1),  # each channel opens its own connection
 ]
 
 
@@ -68,8 +68,8 @@ class Connection:
         api_key = (os.environ.get(API_KEY, "") if given is None else given).strip()
         if not (api_key.isascii() and api_key.isprintable()):
             raise ValueError(
-                "the API key contains characters that no key has; pass the whole key and nothing "
-                "else."
+                "the API key contains characters that no key has, such as a line break; pass the "
+                "whole key and nothing else."
             )
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):

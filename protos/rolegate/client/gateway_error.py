@@ -137,19 +137,19 @@ def _unavailable(details: str, address: str, run_id: str) -> str:
         )
     if "http1.x server" in details:
         return (
-            f"the server at {address} answers, but not by gRPC; if that is the gateway's HTTP port "
-            "(`server.http`), give its gRPC port (`server.address`)."
+            f"the server at {address} does not speak gRPC; if this is the gateway's HTTP port "
+            "(`server.http`), use its gRPC port (`server.address`)."
         )
     if "failed to connect" not in details:
         during = f"while run {run_id} was under way" if run_id else "during the call"
         return (
-            f"the gateway at {address} ended the connection {during}; when it runs again, use "
-            f"`rolegate runs resume {run_id or 'RUN'}`, or send the request again with the same "
-            "request id (`--request-id`; in Python, `request_id`)."
+            f"the gateway at {address} ended the connection {during}; when the gateway runs again, "
+            f"use `rolegate runs resume {run_id or 'RUN'}`, or send the request again with the "
+            "same request id (`--request-id`; in Python, `request_id`)."
         )
     certificate = " If the gateway uses TLS, pass its CA certificate (`--ca`; in Python, `ca`)."
     return (
         f"no gateway answers at {address}; start one with `rolegate serve`, or give another "
-        "address. If it is still starting, wait until it prints serve.ready."
+        "address. If the gateway is still starting, wait until it prints serve.ready."
         f"{'' if 'refused' in details else certificate}"
     )

@@ -1,4 +1,4 @@
-"""Checks of the names of options and of their values. A misspelt option must not be ignored."""
+"""Checks of the names and values of options, so that a misspelt option is not ignored."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -29,8 +29,9 @@ def enum_number(enum: Any, option: str, choice: str) -> int:
 def checked(call: Callable[P, Result]) -> Callable[P, Result]:
     """Wrap `call` so that it raises `TypeError` for an unknown keyword argument.
 
-    Known are the parameters of `call`, and the keys of the `TypedDict` that it unpacks as keyword
-    arguments. The message suggests a similar name, or lists all options if none is similar.
+    The known arguments are the parameters of `call`, and the keys of the `TypedDict` in its
+    `**options: Unpack[…]`. The message suggests a similar name, or lists all options if none is
+    similar.
     """
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():

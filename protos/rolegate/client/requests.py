@@ -21,14 +21,15 @@ ANSWER_S = 120.0
 UPLOAD_S = 600.0
 """Default deadline of an upload, in seconds."""
 SHORT_S = 30.0
-"""Default deadline of calls in which no model works, in seconds."""
+"""Default deadline of calls that need no model, in seconds."""
 TriedState = Literal["registered", "shadow", "canary"]
-"""States into which `set_version_traffic` can put a version of the executor. A registered version
-works in no runs.
+"""States into which `set_version_traffic` can put a version of the executor. A version that is
+`registered` is not used in any run.
 """
 TopologyName = Literal["factorized", "host"]
-"""Topology of the search. `factorized`: a delegator, executors and an answerer; `host`: the same
-with managers between the delegator and the executors.
+"""Topology of the search: the roles that take part in it. `factorized`: a delegator writes
+sub-queries, executors search, and an answerer writes the answer. `host`: also managers between the
+delegator and the executors.
 """
 
 
@@ -49,8 +50,8 @@ _MAX_HISTORY_CHARS = 32_000
 
 
 def extended(history: Sequence[ChatMessage], question: str, answer: str) -> tuple[ChatMessage, ...]:
-    """Return a history with a further question and its answer. The oldest messages are left out
-    where it would be longer than the gateway allows.
+    """Return a history with a further question and its answer. If it would be longer than the
+    gateway allows, the oldest messages are left out.
     """
     messages = [
         *history,
@@ -86,7 +87,7 @@ class SearchOptions(IndexOptions, total=False):
     """Max cost of all model calls, in US dollars. The gateway must know the prices of all models.
     """
     no_cache: bool
-    """True to work on every sub-query again, without taking over reports of other runs."""
+    """True to work on every sub-query again, without reusing reports of other runs."""
     resume_run_id: str
     """Identifier of an interrupted run to resume. The request of that run is used; leave the
     question empty.
@@ -101,9 +102,11 @@ class RequestOptions(SearchOptions, total=False):
     history: Sequence[ChatMessage]
     """The conversation before the question, oldest message first. The question may refer to it."""
     language: str
-    """Language of the answer, such as `German`; the question's by default."""
+    """Language of the answer, such as `German`; by default, that in the gateway's config, or else
+    that of the question.
+    """
     length: Literal["short", "sentence", "paragraph"]
-    """How long the answer is; `short` by default."""
+    """Length of the answer; by default, that in the gateway's config."""
     instructions: str
     """Further text of the answerer's system prompt. The search does not see it."""
     max_answer_tokens: int
@@ -117,7 +120,8 @@ class TableOptions(SearchOptions, total=False):
     """True to fill only the given rows and to search for no further rows."""
     conditions: Sequence[str | Condition]
     """Conditions that rows must meet, such as "founded after 1990" or "Is {city} in Veshoux?"; see
-    `rolegate.client.table.parse_conditions`. Rows that contradict one are in `message.excluded`.
+    `rolegate.client.table.parse_conditions`. Rows that contradict a condition are not in `rows` of
+    the returned `Table`, but in its `message.excluded`.
     """
     max_rows: int
     """Max number of rows; the gateway's limit by default."""
@@ -137,8 +141,8 @@ class FeedbackFields(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Filter of runs: selects the runs that match all fields that are set. A time without a time
-    zone is local time.
+    """Filter of runs. It selects the runs that match all of its fields that are set. A time without
+    a time zone is local time.
     """
 
     tenant: str
@@ -159,8 +163,7 @@ class ListFilter(Filter, total=False):
     key_id: str
     """Only runs of requests with this API key, by its identifier."""
     unsupported: bool
-    """True for only those runs whose answer has names or numbers that no cited evidence contains.
-    """
+    """True for only runs whose answer has names or numbers that no cited evidence contains."""
 
 
 class ExportFilter(Filter, total=False):
@@ -182,7 +185,8 @@ class UsageOptions(TypedDict, total=False):
     by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]]
     """Dimensions by which calls are grouped; role and model if empty."""
     bucket: Literal["hour", "day", "month"] | None
-    """Length of the time for which calls are summed, in UTC; None for one sum over the whole time.
+    """Size of the time buckets, in UTC, by which calls are grouped too; None for no grouping by
+    time.
     """
     tenant: str
     """Only calls of this tenant."""

@@ -16,8 +16,8 @@ from rolegate.v1 import table_service_pb2 as pb
 Columns = str | Iterable[str | pb.Column]
 Rows = Iterable[Sequence[str] | Mapping[str, str]]
 Others = Mapping[tuple[str, ...], Mapping[str, str]]
-"""Values of further columns, which the gateway does not know: for each row, found by the values of
-its key columns, the values by column name.
+"""Values of further columns, which the gateway does not know. Keys are the values of a row's key
+columns; values are the row's further values, by column name.
 """
 
 
@@ -64,8 +64,8 @@ _CONDITION = re.compile(
 
 
 def parse_conditions(conditions: Iterable[str | pb.Condition]) -> list[pb.Condition]:
-    """Return conditions as messages. A text is a column, an operator and a value, such as "founded
-    after 1990" or "country one of Vorland|Norland"; or a yes/no question with key columns in
+    """Return conditions as messages. A text has a column, an operator and a value, as in "founded
+    after 1990" or "country one of Vorland|Norland"; or it is a yes/no question with key columns in
     braces, such as "Is {city} in Veshoux?". Raises `ValueError` for any other text.
     """
     return [
@@ -115,7 +115,8 @@ class Table:
     """A table that the gateway returned."""
 
     message: pb.Table
-    """The message of the gateway, which also has the states and citations of cells, and the cost.
+    """The protobuf message of the table, which also has the states and citations of cells, and the
+    cost.
     """
 
     @property
@@ -130,8 +131,8 @@ class Table:
 
     @property
     def rows(self) -> list[list[str]]:
-        """Values of the cells by row; an empty string for a cell without a value. They can be
-        passed as known rows of another request.
+        """Values of the cells of each row; an empty string for a cell without a value. Can be
+        passed as the known rows of another request.
         """
         return [[cell.value for cell in row.cells] for row in self.message.rows]
 
@@ -156,10 +157,10 @@ class Table:
         """Return the content of a file with the table. `ending`: .csv, .tsv, .md, .xlsx (needs
         openpyxl), or .json for the whole message. Raises `ValueError` for other endings.
 
-        `sources`: True to add a column with sources for each column: the sentences that are cited
-        for its cells, and conflicting values. `excluded`: True to add the excluded rows. With
-        either, a table with conditions has a column `membership`, which names the conditions that a
-        row contradicts or that were not checked. `others`: values of further columns, see `Others`.
+        `sources`: True to add, for each column, a column with the sentences that are cited for its
+        values, and conflicting values. `excluded`: True to add the excluded rows. With either, a
+        table with conditions has a column `membership`, which names the conditions that a row
+        contradicts or that were not checked. `others`: values of further columns, see `Others`.
         """
         rows = list(self._lines(sources, excluded, others))
         match ending:
@@ -206,8 +207,8 @@ def _json(table: pb.Table) -> str:
 
 
 def membership(conditions: Iterable[pb.Condition], row: pb.Row) -> str:
-    """Return the conditions that a row contradicts, with the sentences that say so, and those that
-    were not checked. Empty if it meets all.
+    """Return, as text, the conditions that a row contradicts, with the cited sentences, and the
+    conditions that were not checked for it. Empty if the row meets all conditions.
     """
     texts = list[str]()
     for condition, check in zip(conditions, row.checks, strict=True):

@@ -17,8 +17,8 @@ _CONTROLS = (
     0xFFFF,  # not characters, and not allowed in XML
 )
 SHOWN = {code: f"\\u{code:04x}" for code in _CONTROLS}
-"""Escape sequence for each control character, in the notation of JSON. So JSON whose control
-characters are escaped in this way keeps its meaning.
+"""Escape sequence for each control character, in the notation of JSON, so that escaping the control
+characters of a JSON text does not change its meaning.
 """
 _MARKUP = re.compile(
     r"[\\`*_\[\]<&|~$]|(?<=[!-~])@"
@@ -73,7 +73,8 @@ def markdown_table(
 
 def place(title: str, page: int | None, location: str = "") -> str:
     """Return the title of a document with the page number or the location, if there is one: `Heat,
-    p. 3`, or `Prices, row 14`. A sheet that the title ends with is not named again.
+    p. 3`, or `Prices, row 14`. If the title ends with the name of the sheet, the location does not
+    repeat it.
     """
     location = location.removeprefix(f"sheet {title.rpartition(' › ')[2]}, ")
     return ", ".join(filter(None, (title, f"p. {page}" if page else "", location)))

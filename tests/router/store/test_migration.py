@@ -281,7 +281,7 @@ def test_the_command_says_what_is_to_do_and_does_it(
     assert steps[-1] == step
     assert store(["upgrade"], release) == 0
     assert capsys.readouterr().out.endswith(
-        f"later1 Change 1. (earlier releases go on working)\n{len(steps)} revisions done\n"
+        f"later1 Change 1. (earlier releases keep working)\n{len(steps)} revisions done\n"
     )
     assert store(["upgrade", "--check"], release) == 0
     assert capsys.readouterr().out == "0 revisions to do\n"

@@ -373,7 +373,7 @@ async def test_the_condenser_is_probed(live: Live) -> None:
 
 
 SLOW = "no answer within 0.5 s; if the model is still loading, raise --timeout"
-PROTOCOL = "the model followed its role's protocol in {} turns"
+PROTOCOL = "the model wrote the role's output format in {} turns"
 
 
 @pytest.mark.parametrize(
@@ -683,7 +683,7 @@ async def test_the_table_is_followed_by_a_line_for_each_doubt(
     assert "embedder: reachable ✓ 8 numbers" in shown
     assert "$" not in shown
     assert "Typical: two rounds" in shown
-    assert "prompts for tables are not tried" in " ".join(shown.split())
+    assert "prompts for tables are not probed" in " ".join(shown.split())
     assert "execution: tiny has been probed" in shown
 
 

@@ -347,7 +347,8 @@ def test_a_dead_address_is_reported_in_one_line(
     assert shown.err.splitlines() == [
         (
             f"rolegate: no gateway answers at {dead}; start one with `rolegate serve`, or "
-            "give another address. If it is still starting, wait until it prints serve.ready."
+            "give another address. If the gateway is still starting, wait until it prints "
+            "serve.ready."
         )
     ]
 

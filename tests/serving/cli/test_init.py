@@ -152,11 +152,11 @@ def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
         ),
         (
             ["--key-env", "sk-abc"],
-            "must name an environment variable, in capitals, never the key itself.",
+            "must be the name of an environment variable, in capitals; put the key into",
         ),
         (
             ["--key-env", "gsk_abc123"],
-            "must name an environment variable, in capitals, never the key itself.",
+            "must be the name of an environment variable, in capitals; put the key into",
         ),
         (
             ["--base-url", "localhost:9"],

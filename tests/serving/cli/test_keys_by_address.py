@@ -66,12 +66,12 @@ async def test_a_key_is_created_rotated_expired_and_revoked(command: Command) ->
     prefix, key_id, secret = out.strip().split("_", 2)
     assert prefix == "rg" and "of tenant acme; scopes: ask." in err
     out, err = await command(f"keys rotate {key_id} --grace 12h")
-    assert re.search(rf"It replaces a key. Key {key_id} is valid until \(UTC\): 20\d\d-", err)
+    assert re.search(rf"It replaces an older key. Key {key_id} expires \(UTC\): 20\d\d-", err)
     new_id = out.split("_")[1]
     out, _ = await command(f"keys expire {new_id} --after 30d")
-    assert out.startswith(f"Key {new_id} is valid until (UTC): 20")
+    assert out.startswith(f"Key {new_id} expires (UTC): 20")
     out, _ = await command(f"keys expire {new_id} --never")
-    assert out == f"Key {new_id} is valid until (UTC): revoked\n"
+    assert out == f"Key {new_id} expires (UTC): never\n"
     out, _ = await command(f"keys revoke {new_id}")
     assert out.startswith(f"Key {new_id} is revoked; ")
     listed, _ = await command("keys list")

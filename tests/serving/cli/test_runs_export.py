@@ -319,7 +319,7 @@ def test_an_empty_export_writes_no_file(
     out = folder / f"runs{suffix}"
 
     assert export(out.name) == 1
-    assert f"--out {out.name}: not written, because no run matches." in capsys.readouterr().err
+    assert f"--out {out.name}: not written, because no run matches;" in capsys.readouterr().err
     assert not list(folder.glob("*runs*"))
 
     out.write_text("mine")

@@ -130,7 +130,7 @@ def test_names_that_lists_have_beside_rows_are_named() -> None:
     known = pb.Completeness(rows=2, left_out=["Tal", "Vor"])
     TableView(out, progress, stream=False, as_json=False).show(Table(pb.Table(completeness=known)))
     file: Any = progress.file
-    assert "in lists with rows, but in no row (2): Tal, Vor" in file.getvalue()
+    assert "listed together with rows, but not in the table (2): Tal, Vor" in file.getvalue()
 
 
 def test_choices_must_be_written(rolegate: Rolegate) -> None:

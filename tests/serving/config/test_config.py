@@ -286,7 +286,7 @@ def test_two_indexes_cannot_share_a_partition(tmp_path: Path) -> None:
     milvus = 'milvus = {address = "http://127.0.0.1:1", partition = "main"}'
     text = with_index(f'{milvus}\n[indexes.other]\nindex = "other"\n{milvus}')
     problem = refused(tmp_path, text)
-    assert problem == "retrieval.milvus: is the partition of another index, too; name another one."
+    assert problem == "retrieval.milvus: another index has the same partition; name another one."
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
             with_tables("[table]\nmax_rows = 20\nmax_tasks = 10"),
             (
                 "table.max_rows: must be at most table.max_tasks, because each row of a table "
-                "takes at least one task."
+                "takes at least one task; lower it, or raise table.max_tasks."
             ),
         ),
         (
@@ -439,11 +439,11 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             in_role('fallbacks = ["delegation"]'),
-            "roles.delegation.fallbacks: contains the role itself.",
+            "roles.delegation.fallbacks: contains the role itself; remove it from the list.",
         ),
         (
             in_role('replicas = ["http://127.0.0.1:1/v1/"]'),
-            "roles.delegation.replicas: contains the same URL twice.",
+            "roles.delegation.replicas: contains a URL twice, or that of base_url; remove it.",
         ),
         (
             in_role("context_tokens = 9\nmax_tokens = 9"),
