@@ -33,7 +33,9 @@ PHRASES = re.compile(
     | hears?\ of | heard\ of | g(?:o|oes|one|oing)\ on\ with | not\ to\ be\ had
     | (?:there\ is\ )?nobody\ (?:to|is\ left)\b | anew | for\ good | of\ (?:its|their|his)\ own
     | besides? | (?<!all\ )at\ once
-    )\b""",
+    )\b
+    | <{7}\ | >{7}\  # marks of a merge conflict
+    """,
     re.IGNORECASE | re.VERBOSE,
 )
 OPENING = re.compile(r"(?:Of|What|Whoever|Whose|The same|Those|Who|Whether or not)\b")

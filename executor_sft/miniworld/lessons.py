@@ -22,8 +22,8 @@ from executor_sft.miniworld.dialogues import (
 from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
-"""Shares of the student's conversations in which an executor, or a single agent, works on a
-sub-query. In all others, a single agent answers a whole question.
+"""Shares of the conversations in which the student works on a sub-query: as an executor, or as a
+single agent. In all others, it answers a whole question, as a single agent.
 """
 _MIXTURES = {
     "generalist": {"backbone": 0.35, "executor": 0.45},

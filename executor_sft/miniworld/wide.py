@@ -101,7 +101,7 @@ _ASKED = (
 
 
 class Stated(NamedTuple):
-    """Members of a set that a passage names, and the sentence that says that they are members."""
+    """The members of an entity set that one passage names, and its sentence about them."""
 
     names: tuple[str, ...]
     sentence: str

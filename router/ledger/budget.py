@@ -58,7 +58,7 @@ class Allowance:
         self._by_role[role] += spent.tokens
 
     def settle(self, role: RoleName, reserved: Amount, charged: Amount) -> None:
-        """Replace the reserved amount of a call that has ended by the amount that it is charged."""
+        """Count the amount `charged` for an ended call, instead of the amount `reserved`."""
         spent = 0 if charged.nano_usd is None else charged.nano_usd - (reserved.nano_usd or 0)
         self._taken += Amount(charged.tokens - reserved.tokens, spent)
         self._by_role[role] += charged.tokens - reserved.tokens

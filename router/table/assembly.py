@@ -64,7 +64,7 @@ class Table(Frozen):
     """The columns, without hidden ones, and the conditions."""
     rows: tuple[Row, ...]
     excluded: tuple[Row, ...] = ()
-    """Rows that contradict a condition, in the same order."""
+    """Rows that `Row.excluded` keeps out of the table, in the same order."""
 
     @classmethod
     def of(cls, schema: Schema, rows: Collection[Row]) -> "Table":

@@ -243,10 +243,10 @@ def citation(
     sentence: str,
     worth: Callable[[str, str], int] = lambda *_: 0,
 ) -> Citation:
-    """Return the citation of `sentence`, or of the excerpt with the highest worth if the sentence
-    is long.
+    """Return the citation of `sentence`; if it is long, of its excerpt with the highest worth.
 
-    `worth`: returns the worth of an excerpt. Arguments: the excerpt, and its folded text.
+    `worth`: returns the worth of an excerpt. Arguments: the excerpt, and its folded form (see
+    `router.folding`).
     """
     if len(sentence) <= _MAX_CHARS:
         quote = " ".join(sentence.split())
