@@ -299,7 +299,7 @@ class _Filling:
         self._left_out = set[RowKey]()
         """Keys of names that no report gave (`left_out.py`), which are checked by conditions."""
         self._names_checked = 0
-        """Number of such names so far, with those that a later report gave."""
+        """Number of such names so far, including names that a later report gave."""
         self._about: list[Passage] | None = None
         """Passages found by searching for the values of conditions alone; None before that. No
         executor sees them.

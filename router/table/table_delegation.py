@@ -134,8 +134,9 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
     questions = plan.sub_queries if isinstance(plan, Dispatch) else ()
     tags = [*islice(_WHERE.finditer(text), _MAX_TAGS)]
     written = chain.from_iterable(tag.group(2).split("|") for tag in tags if tag.group(2))
-    spellings = _spellings(map(one_line, written), readable(request))
-    request = fold(readable(request))
+    shown = readable(request)
+    spellings = _spellings(map(one_line, written), shown)
+    request = fold(shown)
     ignored = list[str]()
     for tag in tags:
         try:
@@ -174,8 +175,10 @@ def _spellings(values: Iterable[str], request: str) -> dict[str, str]:
     wrong = (
         value
         for value in dict.fromkeys(values)
-        if value[:1].isupper() and len(value) <= _MAX_NAME and not _DIGIT.search(value)
-        if sought(value) not in folded
+        if value[:1].isupper()
+        and len(value) <= _MAX_NAME
+        and not _DIGIT.search(value)
+        and sought(value) not in folded
     )
     spellings = dict[str, str]()
     for value in islice(wrong, _MAX_MISSPELLED):
@@ -184,9 +187,11 @@ def _spellings(values: Iterable[str], request: str) -> dict[str, str]:
         alike = (
             name
             for name in phrases
-            if name[:1].isupper() and name.endswith(value[-_ENDING:])
+            if name[:1].isupper()
+            and name.endswith(value[-_ENDING:])
             # "Dependent" and "Independent" are two words
-            if value.casefold() not in name.casefold() and name.casefold() not in value.casefold()
+            and value.casefold() not in name.casefold()
+            and name.casefold() not in value.casefold()
         )
         for name in get_close_matches(value, [*islice(alike, _MAX_ALIKE)], 1, _ALIKE):
             spellings[value] = name

@@ -222,7 +222,7 @@ _HINT = (
     "A question may refer to the ones before it.\nCommands: /new, /index [NAME ...], /right, "
     "/wrong [RIGHT ANSWER], /usage, /help, /quit."
 )
-_ENDS = ("exit", "quit", "/exit", "/quit", ":quit", ":q", "/q")
+_ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
 
 
 class ChatOptions(GatewayOptions):

@@ -56,8 +56,9 @@ def usage_table(usage: Iterable[RoleUsage]) -> Table:
         groups[row.role, row.model, row.manager].append(row)
     rows = list[UsageRow]()
     for (role, model, manager), members in groups.items():
-        rows.append(UsageRow(usage=total(members)))
-        rows[-1].usage.MergeFrom(RoleUsage(role=role, model=model, manager=manager))
+        summed = total(members)
+        summed.MergeFrom(RoleUsage(role=role, model=model, manager=manager))
+        rows.append(UsageRow(usage=summed))
     managed = any(row.usage.manager for row in rows)
     return grouped_table(rows, ("role", "model", *(["manager"] if managed else [])))
 

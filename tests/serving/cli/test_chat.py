@@ -141,7 +141,7 @@ def test_an_error_does_not_end_the_chat(gateway: str, piped: Piped) -> None:
     assert "delegation at http://127.0.0.1:9/v1: connection refused" in run.err
 
 
-@pytest.mark.parametrize("end", ["/quit", "/exit", ":q", "quit", "exit"])
+@pytest.mark.parametrize("end", ["/quit", "/exit", ":exit", ":q", "quit", "exit"])
 def test_slash_commands_are_not_asked(end: str, gateway: str, piped: Piped) -> None:
     run = piped("/help", QUESTION, "/usage", end, QUESTION, options=("--address", gateway))
 
