@@ -3,14 +3,14 @@ distillation's steps.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -51,6 +51,7 @@ TEACHER = "teacher"
 config, `teacher` the model of `distillation.teacher`.
 """
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_SAMPLED = frozenset(get_args(RoleName)) - {"judge"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,13 @@ class Runtime:
     cache: CallCache | None = None
     """Cache of completed model calls; None to make every call."""
     seed: int | None = None
-    """Seed of all roles but the judge; None for the config's seeds."""
+    """Seed of the sampled roles; None for the config's seeds."""
     temperature: float | None = None
-    """Temperature of all roles but the judge; None for the config's temperatures. Ignored if `seed`
-    is None.
+    """Temperature of the sampled roles; None for the config's temperatures. Ignored if `seed` is
+    None.
     """
+    sampled_roles: Collection[RoleName] = _SAMPLED
+    """Roles to which `seed` and `temperature` apply."""
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
     """Fields to add to the requests of each role, such as `return_token_ids`."""
     versions: Mapping[RoleName, str] = field(default_factory=dict)
@@ -86,11 +89,18 @@ class Runtime:
         config = self.config.distillation.judge
         return None if config is None else Judge(self.role("judge", config))
 
-    def sampled(self, seed: int, temperature: float | None = None) -> "Runtime":
-        """Return a copy that uses this seed and temperature for all roles but the judge.
-        `temperature`: None for the config's temperatures.
+    def sampled(
+        self,
+        seed: int,
+        temperature: float | None = None,
+        roles: Collection[RoleName] = _SAMPLED,
+    ) -> "Runtime":
+        """Return a copy that uses this seed and temperature.
+
+        `temperature`: None for the config's temperatures. `roles`: the roles they apply to, by
+        default all but the judge. All other roles keep the config's seed and temperature.
         """
-        return replace(self, seed=seed, temperature=temperature)
+        return replace(self, seed=seed, temperature=temperature, sampled_roles=roles)
 
     def with_versions(self, executor: str, delegator: str) -> "Runtime":
         """Return a copy that uses the adapters named `executor` and `delegator`. With the name
@@ -118,7 +128,7 @@ class Runtime:
                 config,
                 extra_body={**self.asking[name], **config.extra_body},
             )
-        if name != "judge" and self.seed is not None:
+        if self.seed is not None and name in self.sampled_roles:
             temperature = config.temperature if self.temperature is None else self.temperature
             config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
         price = price_of(config, self.config.prices)

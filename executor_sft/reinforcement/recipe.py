@@ -46,7 +46,7 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     group: Annotated[int, Meta(ge=2)] = 8
     """Runs per question, which form a group."""
     temperature: float = 1.0
-    """Sampling temperature of all roles."""
+    """Sampling temperature of the trained roles."""
     rank: Count = 32
     """Rank of a new adapter; an adapter to start from keeps its own."""
     alpha: _Positive = 64.0

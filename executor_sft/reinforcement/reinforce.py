@@ -1,9 +1,10 @@
 """`rolegate sft reinforce`: train delegator and executors together by reinforcement learning.
 
-Each step answers a few questions, or fills tables, several times on the config's engines, with
-sampling. The runs of a question are a group; a run's advantage is its reward compared with its
-group, and holds for all agents of the run (WideSeek-R1, section 3.3). One update of the adapter
-follows. The new adapter is written to OUT/steps and loaded under a new name.
+Each step answers a few questions, or fills tables, several times on the config's engines. Trained
+roles are sampled; all other roles keep the config's temperature. The runs of a question are a
+group; a run's advantage is its reward compared with its group, and holds for all agents of the run
+(WideSeek-R1, section 3.3). One update of the adapter follows. The new adapter is written to
+OUT/steps and loaded under a new name.
 
 steps.jsonl and curves.png show the progress. After a kill, the same command resumes with the step
 under way, and no finished model call is made again. To continue a finished training, pass a higher
@@ -138,17 +139,21 @@ def run(options: Options) -> int:
     if manifest is None or manifest.figures["steps"] < options.steps:
         step.reopen()
         rows = asyncio.run(_trained(options, config, recipe, policies, questions))
-        executors = [policy for policy in policies if "execution" in policy.roles]
         figures = {
             "selection": selection,
             "steps": len(rows),
             "reward_at_start": rows[0]["reward"],
             "reward": rows[-1]["reward"],
             "kind": "adapter",
-            "executor": executors[0].name if executors else "",
-            "base_sha256": base_sha256(executors[0].base) if executors else "",
-            "rank": _rank(executors[0], recipe) if executors else None,
+            "executor": "",
         }
+        for policy in policies:
+            if "execution" in policy.roles:
+                figures |= {
+                    "executor": policy.name,
+                    "base_sha256": base_sha256(policy.base),
+                    "rank": _rank(policy, recipe),
+                }
         adapters = (options.out / "steps").glob("*/[!.]*/*")
         files = [str(path.relative_to(options.out)) for path in sorted(adapters)]
         manifest = step.finish(figures, [*files, STEPS, CURVES])
@@ -193,16 +198,17 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
                 "--executor, --delegator: both roles have the same base model, so they share one "
                 "adapter; give both options the same value."
             )
-        both = tuple(ROLES[role] for role in options.roles)
-        return [policies[0]._replace(name="shared", roles=both)]
+        return [
+            policies[0]._replace(name="shared", roles=tuple(ROLES[role] for role in options.roles))
+        ]
     return policies
 
 
 def _rank(policy: Policy, recipe: ReinforceRecipe) -> int:
     if policy.start is None:
         return recipe.rank
-    advice = "name the folder of an adapter"
-    return int(read_json(policy.start / "adapter_config.json", dict[str, Any], advice)["r"])
+    path = policy.start / "adapter_config.json"
+    return int(read_json(path, dict[str, Any], "name the folder of an adapter")["r"])
 
 
 async def _trained(
@@ -228,10 +234,10 @@ async def _trained(
     executors = named_adapters([options.executor])
     delegators = named_adapters([options.delegator])
     trained = [ROLES[role] for role in options.roles]
-    extra = {"return_token_ids": True, "logprobs": True}
     async with open_runtime(config, complain, adapters=executors, delegators=delegators) as opened:
         runtime = replace(
-            opened.with_versions(*executors, *delegators), asking=dict.fromkeys(trained, extra)
+            opened.with_versions(*executors, *delegators),
+            asking={role: {"return_token_ids": True, "logprobs": True} for role in trained},
         )
         await _probe(runtime)
         if state.rows:
@@ -242,24 +248,28 @@ async def _trained(
                 groups = await _groups(
                     replace(runtime, cache=cache), recipe, questions, number, options.concurrency
                 )
-            row: dict[str, Any] = {"step": number, "groups": len(groups)}
             batch = await asyncio.to_thread(batch_of, groups, recipe, trained, number)
-            row |= batch.figures | {"rollout_s": round(time.monotonic() - begun, 3)}
+            row: dict[str, Any] = {
+                "step": number,
+                "groups": len(groups),
+                **batch.figures,
+                "rollout_s": round(time.monotonic() - begun, 3),
+            }
             for policy in policies:
                 learner = learners[policy.name]
-                sequences = [tokens for tokens in batch.rows if tokens.role in policy.roles]
-                row[policy.name] = await asyncio.to_thread(learner.update, sequences)
+                row[policy.name] = await asyncio.to_thread(
+                    learner.update, [tokens for tokens in batch.rows if tokens.role in policy.roles]
+                )
                 learner.save(_folder(out, number, policy))
             row["seconds"] = round(time.monotonic() - begun, 3)
             state.rows.append(row)
             state.learners = {name: learner.state for name, learner in learners.items()}
             write_atomically(out / STATE, msgspec.msgpack.encode(state))
             _record(out, state.rows)
-            left = (options.steps - number) * row["seconds"]
             complain(
                 f"step {number} of {options.steps}: reward {row['reward']:.3f}, "
                 f"{row['mixed_groups']:.0%} of the groups mixed, {row['seconds']:.1f} s; about "
-                f"{left:.0f} s left"
+                f"{(options.steps - number) * row['seconds']:.0f} s left"
             )
             _check_ties(state.rows)
             runtime = await _load(runtime, policies, out, number)
@@ -325,14 +335,17 @@ async def _groups(
     """Return the groups of a step. Groups with a failed run are left out. Raises `BadConfig` if too
     many runs failed.
     """
-    count = min(recipe.questions, len(questions))
-    chosen = Random(f"{recipe.seed}/{number}").sample(questions, count)
+    chosen = Random(f"{recipe.seed}/{number}").sample(
+        questions, min(recipe.questions, len(questions))
+    )
     seeds = range((number - 1) * recipe.group, number * recipe.group)
     pairs = [(place, seed) for place in range(len(chosen)) for seed in seeds]
     runs: dict[tuple[int, int], Run] = {}
 
     async def roll_out(pair: tuple[int, int]) -> None:
-        sampled = runtime.sampled(pair[1], recipe.temperature)
+        # The other roles are usually greedy, so that a group's runs repeat many of their calls, and
+        # the cache of the step answers them
+        sampled = runtime.sampled(pair[1], recipe.temperature, roles=runtime.asking.keys())
         runs[pair] = await roll_out_run(sampled, "factorized", chosen[pair[0]])
 
     with progress_bar() as bar:

@@ -107,6 +107,21 @@ async def test_one_adapter_serves_both_roles_of_a_base_model(
     assert (status, "give both options the same value" in output) == (1, True)
 
 
+async def test_only_trained_roles_are_sampled(
+    engine: TinyEngine, reinforce: Ran, tmp_path: Path
+) -> None:
+    """The runs of a group share the equal calls of the other roles."""
+    status, output = await reinforce("--roles", "executor", "--steps", 1)
+    assert status == 0, output
+    calls = without_probes(engine.answered)
+    delegated = {call: count for call, count in calls.items() if "delegate" in call}
+    executed = [call.split()[1] for call in calls if "execute" in call]
+    assert {call.split()[1] for call in delegated} == {"None"}
+    assert set(delegated.values()) == {1}
+    assert "None" not in executed
+    assert len(set(executed)) == len(executed) > 16
+
+
 async def test_a_finished_training_can_be_continued(
     engine: TinyEngine, reinforce: Ran, tmp_path: Path
 ) -> None:
