@@ -100,11 +100,13 @@ class QuestionRun(Frozen):
 
     question: MiniQuestion
     run: answer_pb.AnswerResponse
-    """The whole run."""
+    """The run in which delegator, executor and answerer all did their work."""
     rounds: tuple[tuple[str, ...], ...]
-    """Sub-queries of the whole run, by round."""
+    """Sub-queries of `run`, by round."""
     gold_decomposition_answer: str
+    """Answer if the executor gets the right sub-queries instead of the delegator's."""
     gold_reports_answer: str
+    """Answer if the answerer gets the right reports instead of the executor's."""
     gold_results: tuple[execution_pb.ExecuteResponse, ...]
     """The executor's results on the gold sub-queries."""
 

@@ -175,7 +175,7 @@ class Pipeline:
         completion = await self._call(body, name)
         self._log.write(name, completion, time.time())
         if completion.finish_reason != "stop" or not completion.prompt_tokens:
-            raise RolegateError(f"{name}: {completion}")
+            raise RolegateError(f"{name}: cut off or without usage; raise MAX_TOKENS: {completion}")
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens
         return completion.text

@@ -379,10 +379,10 @@ def _check_ties(rows: Sequence[Mapping[str, Any]]) -> None:
     if len(last) < _MAX_TIED or any(row["mixed_groups"] for row in last):
         return
     right = sum(row["reward_answer"] for row in last) / len(last)
-    what = "wrong, so give easier questions, or start from a model that is sometimes right"
+    what = "wrong; give easier questions, or start from a model that is sometimes right"
     if right > 0.5:
-        what = "right, so give harder questions"
+        what = "right; give harder questions"
     raise BadConfig(
-        f"In {_MAX_TIED} steps, all runs of each group had the same reward (mean score "
-        f"{right:.2f}): nearly all are {what}."
+        f"The training stopped: in the last {_MAX_TIED} steps, all runs of a question had the same "
+        f"reward, so nothing can be learnt. Nearly all are {what} (mean score {right:.2f})."
     )

@@ -1,5 +1,7 @@
-"""Synthesis of requests for tables by the model of the config's table `[synthesis]` (WideSeek-R1
-4.1). The model writes a question about a seed, then refines it to exact columns with types, formats
+"""Make up requests for tables as training data, as in section 4.1 of the paper WideSeek-R1.
+
+The model of the config's section `[synthesis]` reads a *seed*, which is a text that the table shall
+be about, and writes a question. Then it refines the question to exact columns with types, formats
 and keys. If the refinement cannot be parsed, the model is asked once for a correction.
 """
 

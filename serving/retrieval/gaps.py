@@ -31,7 +31,7 @@ class Gaps(Frozen):
             _, _, reason = file["error"].partition(f"{file['name']}: ")
             lines.append(f"skipped: {file['name']}: {reason or file['error']}")
         lines += [
-            f"read in part: {file['name']}: without {file['not_read']}"
+            f"read in part: {file['name']}: not read: {file['not_read']}"
             for file in self.read_in_part
         ]
         if self.files_not_read:

@@ -123,11 +123,10 @@ class MCPConnection(Frozen):
         )
         try:
             msgspec.json.encode(arguments)
-        except (
-            ValueError,
-            TypeError,
-        ):  # a lone surrogate, which cannot be encoded, would end the transport
-            raise self._failed("the arguments cannot be encoded as JSON") from None
+        except (ValueError, TypeError):  # it would end the connection to the server
+            raise self._failed(
+                "the arguments contain half of a surrogate pair; call the tool without it"
+            ) from None
 
         try:
             # Not `call_tool`, because it checks outputs against the server's schemas, which may

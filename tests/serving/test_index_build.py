@@ -316,7 +316,7 @@ def test_unread_files_are_reported(
 
     assert main(build_command) == 0
     messages = [
-        *(f"read in part: {file['name']}: without {file['not_read']}" for file in in_part),
+        *(f"read in part: {file['name']}: not read: {file['not_read']}" for file in in_part),
         "4 files not read: .zip 2, .mp4 1, .pdf 1",
     ]
     lines = capsys.readouterr().out.splitlines()
