@@ -4,22 +4,28 @@ rows, a fill looks up cells of a row, and a settling gets a second opinion on ce
 1. The delegator writes discoveries (questions that find rows), and a question template for each
    column that has none. It never sees the table, only its status: counts, and the names of some
    rows and missing cells.
-2. All asks are in one queue, from which up to `width` executors work at a time. Asks about cells
-   have priority over discoveries, so known rows are completed while further rows are searched for.
-3. Each report is added to the table (`Assembly`). For a new row, fills of its cells are queued,
-   first of those that conditions are about. A row that contradicts a condition is not filled. A
-   cell whose value is missing from a report, or from all passages behind it, is queued again, until
-   `asks_per_cell` executors have looked for it; if executors fail, up to twice as many are tried in
-   all. A cell that one executor has looked for is always asked for again as a settling, which words
-   the question differently.
+2. Asks wait in one queue, from which up to `width` executors work at a time. Only discoveries that
+   executors begin while the delegator is still writing are not queued. Asks about cells have
+   priority over discoveries, so known rows are completed while further rows are searched for.
+3. Each report is added to the table (`Assembly`). A discovery gives only the key columns of rows.
+   For a new row, fills of its cells are queued, first of those that conditions are about. A row
+   that contradicts a condition is not filled.
+
+   - A cell is queued again if its report has no value, if no passage behind the report supports the
+     value, if the value has the wrong type, or if it contradicts a condition without a sentence
+     that states it.
+   - That ends when `asks_per_cell` executors have looked for the cell. Executors that failed do not
+     count, but at most twice as many are tried in all.
+   - After one executor has looked for a cell, further asks for it are settlings, which word the
+     question differently.
 4. Once the queue is empty and no executor works, settlings are queued for cells with conflicting
-   values.
+   values, within the same limits.
 5. When nothing is left to do, the delegator is shown the new status. It writes more discoveries, or
    stops.
 
-Only executors see passages, and no model writes the table. When a deadline, a budget or a limit is
-reached, the queue is emptied. Executors that are working finish, and the run ends with the rows and
-cells found so far.
+Only executors see passages, and no model writes the table. When a deadline, a budget or the limit
+on tasks is reached, the queue is emptied. Executors that are working finish, and the run ends with
+the rows and cells found so far. When the limit on rows is reached, only discoveries are dropped.
 """
 
 import asyncio
@@ -76,23 +82,24 @@ TABLE_FORM = "table"
 
 TABLE_REPORTING = Reporting(
     TABLE_FORM,
-    # Evidence is not required, because each value is checked against the passages
+    # A report without evidence counts, because each value is checked against the passages
     lambda execution: bool(execution.report.evidence) or not execution.failed,
     max_joined_chars=1_000_000,
     escalates=False,
 )
 """How reports are written for a table: executors report rows and cells, and managers join all lines
-of their workers' reports. If a report escalates to another manager, the filling queues an ask for
-that manager itself.
+of their workers' reports. A report may name another manager that shall continue (it *escalates*).
+The manager that wrote it then does not pass the sub-query on; this module queues an ask for the
+other manager.
 """
 _LARGE = 4_000
-"""Max characters of a report that is read on the event loop, which takes less than 50 ms. Longer
-reports are read in a thread.
+"""Max characters of a report and the passages behind it that are read on the event loop, which
+takes less than 50 ms. Larger ones are read in a thread.
 """
 _MAX_SEARCHED = 16
 """Max values of conditions that are searched for alone, each by one search."""
 _ROW_CHARS = 100
-"""Characters that take as much time to read as one row."""
+"""Reading one row takes about as much time as reading this number of characters."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
@@ -106,8 +113,8 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     discoveries: _Count = 20
     """Max questions for rows in one turn of the delegator."""
     max_tasks: _Count = 3000
-    """Max tasks of a run. A task is the work of one executor: to find rows, or to look up cells of
-    a row.
+    """Max tasks of a run. A task is one piece of work for an executor: to find rows, or to look up
+    cells of a row.
     """
     asks_per_cell: Annotated[int, Meta(ge=1, le=10)] = 2
     """Max executors that look for the value of one cell. If executors fail, up to twice as many are
@@ -180,11 +187,10 @@ class TableRequest(Frozen):
 
 def table_of(run: TableRun) -> Table:
     """Return the table that results from the reports of a run."""
-    reports = zip(run.asks, run.executions, strict=True)
     return assemble(
         run.schema,
         run.given,
-        reports,
+        zip(run.asks, run.executions, strict=True),
         asks_per_cell=run.asks_per_cell,
         max_rows=run.max_rows,
     )
@@ -235,9 +241,10 @@ class WideSearch:
         """Fill the table of a checked request, and return the run's result.
 
         If a deadline passes, or a budget or limit is reached, the result is the table so far, and
-        its outcome names the reason. If an executor fails, its cells remain empty, and the error is
-        noted in `context.failures`. Raises `UpstreamError` if the delegator fails before any row is
-        known, and `StoreFailed` if the run cannot be recorded.
+        its outcome names the reason. If an executor fails, the error is noted in
+        `context.failures`, and others are asked for its cells, within `asks_per_cell`. Raises
+        `UpstreamError` if the delegator fails in its first turn and the request has no rows, and
+        `StoreFailed` if the run cannot be recorded.
         """
         work = await in_worker(_Filling, self, request, context)
         try:
@@ -262,6 +269,7 @@ class _Filling:
         self._asked_schema = self._schema
         """The columns and conditions of the request, without the delegator's plan."""
         self._ignored: tuple[str, ...] = ()
+        """Conditions of the delegator's plan that are ignored, each with the reason."""
         self._assembly: Assembly
         self._delegation = Conversation(())
         self._outcome: TableOutcome = "filled"
@@ -299,7 +307,7 @@ class _Filling:
         self._left_out = set[RowKey]()
         """Keys of names that no report gave (`left_out.py`), which are checked by conditions."""
         self._names_checked = 0
-        """Number of such names so far, including names that a later report gave."""
+        """Number of names that were added to `_left_out` so far, for the limit on them."""
         self._about: list[Passage] | None = None
         """Passages found by searching for the values of conditions alone; None before that. No
         executor sees them.
@@ -337,8 +345,8 @@ class _Filling:
             await in_worker(self._restart_assembly, "")
             opening += await in_worker(self._status)
         self._delegation = Conversation(self._search.delegator.role.opening(opening))
-        # Start again with an empty assembly: making the status has consumed the changes of given
-        # rows, which must still be announced.
+        # Start again with an empty assembly: `_status` has taken the changes of the given rows,
+        # which must still be announced.
         await in_worker(self._restart_assembly, "")
 
         rounds = self._limits.max_rounds
@@ -412,10 +420,9 @@ class _Filling:
         """Let the delegator write its turn. Return its discoveries, each as a question and the name
         of a manager, which is empty if the delegator named none.
 
-        If the turn fails, the table's outcome is set. An `UpstreamError` is raised only if no row
-        is known yet.
+        If the turn fails, the table's outcome is set. An `UpstreamError` is raised only in the
+        first turn of a request without rows.
         """
-        delegator = self._search.delegator
         context = self._context
         closed = self._request.closed
         nothing_known = self._round == 1 and not self._request.rows
@@ -425,10 +432,12 @@ class _Filling:
             and not context.ledger.budgeted
             and len(self._schema.keys) == 1
             and not closed
+            # A recorded ask has a number already, so early work would begin under another one
+            and Ask("discover", (), discovery=len(self._discoveries) + 1) not in self._numbers
         )
         try:
             async with asyncio.timeout_at(context.search_deadline):
-                decision, self._delegation = await delegator.decide(
+                decision, self._delegation = await self._search.delegator.decide(
                     self._delegation, context.ledger, early if begins_early else None
                 )
         except TimeoutError:
@@ -451,7 +460,7 @@ class _Filling:
 
         malformed = isinstance(decision, Malformed) and self._round == 1 and not closed
         if malformed:
-            context.failures[None] = delegator.role.malformed()
+            context.failures[None] = self._search.delegator.role.malformed()
         if malformed or nothing_known:
             self._outcome = "no_search"
         return []
@@ -460,12 +469,10 @@ class _Filling:
         """Queue the new questions of the delegator's turn. Executors that were started early, on
         the first of these questions, keep working. Return whether any question is new.
         """
-        managers = self._search.managers
         texts = list[str]()
         asks = list[Ask]()
         for text, manager in questions:
-            default = managers[0] if managers else ""
-            identity = normal_question(text), manager if manager in managers else default
+            identity = normal_question(text), self._manager(1, manager)
             if identity not in self._discoveries:
                 self._discoveries[identity] = text
                 texts.append(text)
@@ -531,10 +538,9 @@ class _Filling:
 
     def _record_dispatch(self, ask: Ask) -> int:
         """Record that work on an ask begins, and return the number of its sub-query."""
-        if ask not in self._numbers:
-            self._numbers[ask] = len(self._asks)
+        number = self._numbers.setdefault(ask, len(self._asks))
+        if number == len(self._asks):
             self._asks.append(ask)
-        number = self._numbers[ask]
         self._context.ledger.asked(number, ask)
         self._context.on_event(
             SubQueryDispatched(number, self._round, self._text(ask), ask, ask.manager)
@@ -549,8 +555,9 @@ class _Filling:
 
         text = [*self._discoveries.values()][ask.discovery - 1]
         if len(self._schema.keys) > 1:
-            columns = ", ".join(column.name for column in self._schema.keys)
-            text += f"\nIn a table with the columns {columns}."
+            text += (
+                f"\nIn a table with the columns {', '.join(key.name for key in self._schema.keys)}."
+            )
         if listed := self._listed[ask.discovery]:
             text += (
                 f"\nOther than: {'; '.join(', '.join(self._shown_keys[key]) for key in listed)}."
@@ -587,12 +594,14 @@ class _Filling:
                 or is_doubtful(self._schema, column, claim)
             )
         ]
+        # The next columns follow when nothing is asked for again
         if not self._ask(ask.row, lacking, execution.report.escalate_to):
             self._fill(ask.row)
 
     def _take_rows(self, ask: Ask, execution: Execution, reading: ReportRows) -> None:
-        """Note the rows that a discovery found. Queue the discovery again if its list was cut off,
-        or if its executor failed.
+        """Note the rows that a discovery found. Queue the discovery again if its executor failed,
+        or if it found new rows and there may be more: its list was cut off, or `verify_lists` is
+        set.
         """
         listed = self._listed[ask.discovery]
         new = dict.fromkeys(row.key for row in reading.rows if row.key not in listed)
@@ -611,14 +620,14 @@ class _Filling:
             for claim in filter(None, row.claims)
             for citation in claim.citations
         )
-        titles.pop("", None)
+        titles.pop("", None)  # of documents without a title
         for title, _ in titles.most_common(1):
             self._list_titles.setdefault(ask.discovery, title)
 
         max_tries = 0
         if new and (reading.lost or self._limits.verify_lists):
-            # The list was cut off, or may lack names, so ask for further rows. That does the work
-            # of another turn of the delegator, so the limit on turns applies.
+            # Asking for the rest of a list replaces a turn of the delegator, so the limit on turns
+            # applies
             max_tries = self._limits.max_rounds
         elif not execution.looked:
             max_tries = 2 * self._limits.asks_per_cell
@@ -631,8 +640,9 @@ class _Filling:
 
     def _key_values(self, values: Sequence[str]) -> tuple[str, ...]:
         """Return the values of the key columns. `values`: one value for each column."""
-        columns = self._schema.columns  # values of hidden ones, which are last, may be missing
-        return tuple(value for column, value in zip(columns, values, strict=False) if column.key)
+        # Values of hidden columns, which are last, may be missing
+        pairs = zip(self._schema.columns, values, strict=False)
+        return tuple(value for column, value in pairs if column.key)
 
     def _manager(self, attempt: int, wanted: str) -> str:
         """Return the name of the manager for an attempt: `wanted` if there is a manager of that
@@ -645,7 +655,7 @@ class _Filling:
 
     def _ask(self, key: RowKey, columns: Iterable[str], wanted: str = "") -> bool:
         """Queue asks for cells of a row, except for cells that have reached their limit of
-        attempts. Return whether any ask was queued.
+        attempts. Return whether there is such a cell.
 
         `wanted`: the manager to which the last report escalated; empty if it did not.
         """
@@ -675,8 +685,8 @@ class _Filling:
 
     def _put(self, ask: Ask) -> None:
         """Queue an ask, unless the outcome so far rules it out. In a resumed run, asks that the
-        interrupted run recorded come first, then asks about cells, then discoveries; within each
-        group by rank.
+        interrupted run recorded come first, by their numbers. Then come asks about cells, then
+        discoveries, each by rank.
         """
         if self._wanted(ask):
             rank = ask.rank
@@ -740,6 +750,7 @@ class _Filling:
         count = self._limits.discovery_passages
         if indexes and count and self._about is None:
             self._about = []
+            # Booked for the first sub-query, because these searches belong to none
             booking = BOOKING.set(Booking(self._context.ledger, 0))
             with suppress(UpstreamError):
                 for value in values_of(self._schema)[:_MAX_SEARCHED]:
@@ -767,8 +778,8 @@ class _Filling:
             self._begin(key)
 
     async def _settle(self) -> None:
-        """Queue asks about names that no report gave, and settlings for all cells with conflicting
-        values.
+        """Queue asks about names that no report gave, and settlings for cells with conflicting
+        values, as far as `asks_per_cell` allows.
 
         This is done only when all reports have arrived, because a report may show that two keys
         name the same row, which joins their values.

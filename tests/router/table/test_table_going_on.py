@@ -2,17 +2,18 @@
 
 import asyncio
 import shutil
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from router.errors import BadRequest
+from router.errors import BadRequest, UpstreamRefused
 from router.models import Completion, Delta, OnDelta, Prompt
 from router.runs import Gateway, RequestOptions, RunFilter
 from router.table import TableLimits, TableRequest, table_of
 from router.trace import Run
-from router.trace.values import TableRun
+from router.trace.values import Reported, TableRun
 from tests.router.deployment import HeldModel
 from tests.router.table.small_world import REQUEST, Reader, World, gateway, lead
 from tests.scripted_model import ScriptedModel
@@ -177,6 +178,39 @@ async def test_early_asks_are_taken_over_if_the_delegator_repeats_them(
         run = await fill(second, RequestOptions(resume=run_id))
     assert table(run) == table(whole)
     assert (len(run.calls) < len(whole.calls)) == agrees
+
+
+class OnlyLists(Reader):
+    """An executor that fails whenever it is asked about a row."""
+
+    def _write(self, prompt: Prompt) -> Any:
+        if "part" not in prompt.messages[1].content:
+            return UpstreamRefused("no", endpoint=self.endpoint)
+        return super()._write(prompt)
+
+
+@pytest.mark.parametrize("free", [3, 4])
+async def test_no_two_asks_have_the_same_number_if_a_turn_is_asked_for_again(
+    tmp_path: Path, free: int
+) -> None:
+    """After the kill, executors succeed that had failed before. So the delegator sees another
+    status, and writes a turn again whose asks were recorded.
+    """
+    played = {"delegator": lead(world(), 1), "executor": HeldModel(OnlyLists(), free)}
+    left, run_id = await killed(tmp_path, "executor", played)
+    deciding = {"delegator": lead(world(), 1)}
+    async with gateway(left, world(), **(models() | deciding), limits=LIMITS) as (second, _):
+        run = await fill(second, RequestOptions(resume=run_id))
+    assert isinstance(run.result, TableRun)
+    assert len(deciding["delegator"].prompts) > 1
+    reports = [
+        (event.index, event.execution) for event in run.events if isinstance(event, Reported)
+    ]
+    # Asks that only the killed run made have no report
+    executions = enumerate(run.result.executions)
+    assert sorted(reports, key=itemgetter(0)) == [
+        (number, execution) for number, execution in executions if execution.looked
+    ]
 
 
 async def test_a_table_and_an_answer_are_not_resumed_as_each_other(tmp_path: Path) -> None:
