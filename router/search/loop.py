@@ -7,14 +7,18 @@ A round has three steps:
     inform      the delegator is shown their reports, and nothing else
 
 The rounds end when the delegator stops, after `max_rounds`, or when time or budget run out. Then
-the answerer writes the answer from the reports alone.
+the answerer writes the answer from the question and the reports alone.
 
-A trajectory is a frozen value. Each step returns an extended trajectory, and `context.draft` keeps
-the latest, which is stored however the run ends.
+A trajectory is a frozen value. Each step returns an extended trajectory. After each decision and
+each round, it is kept in `context.draft`, so that a run that fails is stored with what it has done.
 
-If the run has a budget, the cost of the answer is reserved before each step that spends tokens.
-Before a decision, the reservation covers an answer from the reports so far; before a dispatch, also
-from the reports to come. So the search can never spend the tokens that the answer needs.
+If the run has a budget, or its tenant a quota, the cost of the answer is reserved before each step
+that spends tokens. Before a decision, the reservation covers an answer from the reports so far;
+before a dispatch, also from the reports to come. While there is no evidence, it covers only the
+shortest answer. So the search cannot spend the tokens that the answer needs.
+
+A resumed run goes through the same steps. Turns and searches that the interrupted run recorded are
+taken from the record (`Ledger.turn_before`), and not made again.
 """
 
 import asyncio
@@ -43,9 +47,9 @@ from router.trace.values import AnswerDelta, RoundStarted, TopologyName
 
 
 class FactorizedSearch(Frozen):
-    """The search loop with its three roles: delegator, executor and answerer. Reports are the only
-    thing that one role learns from another. One instance serves any number of concurrent
-    questions.
+    """The search loop with its three roles: delegator, executor and answerer. An executor gets
+    nothing but its sub-query; delegator and answerer get nothing of its work but the report. One
+    instance serves any number of concurrent questions.
     """
 
     delegator: Delegator
@@ -67,16 +71,19 @@ class FactorizedSearch(Frozen):
     topology: TopologyName = "factorized"
     """Name of the topology that trajectories record."""
     width: int | None = None
-    """Max executors at a time; None for no limit. Only managers set it, and `again` ignores it."""
+    """Max executors at a time; None for no limit. Only the search inside a manager has a limit."""
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
         """Answer `question`; return the trajectory that led to the answer.
 
         If an executor fails, the search continues as if it had found nothing. If the delegator's
-        output cannot be parsed, the search continues as if the delegator had stopped. Both kinds of
-        errors are kept in `context.failures`. Raises `UpstreamError` if the delegator or the
-        answerer fails, `OutOfTime` if the deadline passes, and `BudgetExhausted` if the budget runs
-        out before anything is found.
+        output cannot be parsed, the search continues as if the delegator had stopped. Errors of
+        executors, and malformed output in the first round, are kept in `context.failures`.
+
+        Raises `UpstreamError` if the delegator or the answerer fails; `OutOfTime` if the deadline
+        passes before the answer is written, or the deadline of the search before anything is found;
+        `BudgetExhausted` if a budget or quota has no room for the answer, or runs out before
+        anything is found; and `StoreFailed` if the run cannot be recorded.
         """
         delegation = self.delegator.open(question)
         # The outcome stays "rounds_exhausted" unless something else ends the search.
@@ -84,7 +91,8 @@ class FactorizedSearch(Frozen):
         return self.proceed(question, opened, context)
 
     async def again(self, question: str, recorded: Trajectory, context: RunContext) -> Trajectory:
-        """Replay a recorded trajectory with this search's executor; return the new trajectory.
+        """Replay a recorded trajectory with this search's executor, such as a new version on shadow
+        traffic; return the new trajectory.
 
         Each recorded round's sub-queries are worked on again. While all new reports of a round
         equal the recorded ones, the recorded decisions are reused. From the first round with a
@@ -209,12 +217,12 @@ class FactorizedSearch(Frozen):
         self, decision: Decision, trajectory: Trajectory, context: RunContext
     ) -> Trajectory:
         """Return the trajectory with the outcome of a decision that dispatches nothing. `_answer`
-        may still change it.
+        replaces the outcome if there is no evidence.
         """
         if trajectory.executions:
             return replace(trajectory, outcome="answered")
         if isinstance(decision, Malformed):
-            context.failures[None] = self.delegator.role.malformed()
+            context.failures[None] = self.delegator.role.malformed()  # None: of no sub-query
         return replace(trajectory, outcome="no_search")
 
     async def _reserve_for_answer(
@@ -225,16 +233,16 @@ class FactorizedSearch(Frozen):
         context: RunContext,
     ) -> None:
         """Reserve the worst-case cost of an answer from the reports so far and from the future
-        reports on the sub-queries `coming`. Do nothing if the run has no budget. Raises
-        `BudgetExhausted` if the budget is too small.
+        reports on the sub-queries `coming`. While there is no evidence, reserve only the cost of
+        the shortest answer, which leaves more for the search. Do nothing if neither a budget nor a
+        quota limits the run, or if there is no answerer. Raises `BudgetExhausted` if the budget is
+        too small.
         """
         if not context.ledger.limited or self.answerer is None:
             return
         pairs = [(execution.sub_query, execution.report) for execution in trajectory.executions]
         pairs += [(sub_query, NO_EVIDENCE) for sub_query in coming]
         coming_tokens = len(coming) * self.executor.report_tokens
-        # While there is no evidence, assume a short answer, which leaves more tokens for the
-        # search.
         answerer = self.answerer.styled(context.style)
         reserve = partial(
             answerer.role.reserve_for_answer,
@@ -245,12 +253,11 @@ class FactorizedSearch(Frozen):
         async with asyncio.timeout_at(context.search_deadline):
             if not trajectory.rounds and not coming:
                 # Before anything is spent, refuse a budget that is too small for one decision, one
-                # search, one report and the answer.
-                # The executor needs a turn that searches and one that reports.
+                # search, one report (two turns of an executor) and the answer
                 searching = await self.executor.role(context).min_cost("", turns=2)
                 searching += await self.delegator.role.min_cost(question)
                 await reserve(0, extra=searching)
-            await reserve(coming_tokens)  # replaces the earlier reservation
+            await reserve(coming_tokens)  # in place of the earlier reservation
 
     async def _answer(
         self,
@@ -268,6 +275,7 @@ class FactorizedSearch(Frozen):
             if trajectory.outcome != "no_search":
                 trajectory = replace(trajectory, outcome="not_found")
             return trajectory.answered("")
+        # `kept`: number of characters of the answer so far that remain valid
         stream = AnswerStream(lambda kept, text: context.on_event(AnswerDelta(kept, text)))
         on_text = stream.attempt if context.streamed else None
         try:

@@ -7,14 +7,15 @@ one record each:
     salt (4 bytes) | payload length (4) | checksum (4) | run (8) | number in the run (4) | payload
 
 Reading does not stop at the first damaged byte. The reader searches for the next salt, and accepts
-the bytes there as a frame if their checksum is right (CRC-32 over the frame and the salt). Text
-from outside cannot contain the salt, so it cannot look like a frame. The bytes between two valid
-frames are a *hole*. The numbers of a run's records show whether one of its records is lost.
+the bytes there as a frame if their checksum is right (CRC-32 over the frame, salt included, with 0
+in the place of the checksum). The salt is random and not shown to anybody, so text from outside
+does not contain it and cannot look like a frame. The bytes between two valid frames are a *hole*.
+The numbers of a run's records show whether one of its records is lost.
 
 A hole is damage only if its bytes had been synced to disk. So after each sync, a note is appended,
 which contains the byte up to which the segment is synced. The last frame of a finished segment
-contains the segment's length. A hole before the synced byte is damage. A hole after it is the rest
-of a write that a crash interrupted, and that was never acknowledged.
+contains the length of the segment before that frame. A hole before the synced byte is damage. A
+hole after it was never acknowledged: it is the rest of a write that a crash interrupted.
 """
 
 import asyncio
@@ -45,21 +46,23 @@ _HEADER = struct.Struct("<4sIIQI")
 _SYNCED = struct.Struct("<Q")
 SEGMENT_BYTES = 64 << 20
 SEGMENT_S = 3600.0
-"""Max age of a segment, in seconds. Texts of a run stay in the log until the run has ended, and for
-at most this time more.
+"""Age of a segment, in seconds, at which the next one is begun. A segment stays in the log while a
+run that began in it is running or can be resumed.
 """
 _STEP = 4 << 20
 """Number of bytes by which a segment's disk space is extended."""
 _ROOM_FOR_ENDS = 1 << 20
-"""Number of bytes that must be allocated before a run may begin, so that runs can be ended on a
-full disk.
+"""Number of bytes after the last record that must be allocated before a run may begin, so that the
+running runs can be ended on a full disk.
 """
 _ROOM_FOR_AN_END = 48 << 10
-"""Further bytes that must be allocated for each running run, and for the run that begins."""
+"""Further bytes that must be allocated then for each running run, and for the run that begins."""
 _MIN_FREE = 64 << 20
 """Number of free bytes below which a disk counts as full."""
 _LAST = 1
-"""Record number of the frame that ends a segment. The notes of syncs have the number 0."""
+"""`LogFrame.number` of the last frame of a segment. The notes that are appended after each sync
+have the number 0. Both belong to no run (`NOBODY`).
+"""
 _SEGMENT_NAME = re.compile(r"\d{8,18}-[0-9a-f]{8}\.log")
 _OWN_FILES = ("owner", "name")
 NOBODY = 0
@@ -104,7 +107,9 @@ class Segment:
     path: Path
     frames: list[LogFrame] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
-    """Byte ranges that are not valid frames, as pairs of start and end."""
+    """Byte ranges that are not valid frames, as pairs of start and end. The unused end of the
+    segment, if there is one, is the last of them.
+    """
     synced: int = 0
     """Byte up to which the segment was synced to disk, so that a hole before it is damage."""
     final_length: int = 0
@@ -128,7 +133,7 @@ def read_segment(path: Path) -> Segment:
     data = path.read_bytes()
     salt = bytes.fromhex(path.stem.split("-")[1])
 
-    read_to = 0
+    read_to = 0  # end of the last valid frame
     start = 0
     while (start := data.find(salt, start)) != -1:
         frame = _frame(data, start, salt, segment.number)
@@ -290,7 +295,9 @@ class RunLog:
         return Position(self._number, self._offset + sum(map(len, self._buffer)))
 
     def start(self, *, after: int = 0) -> None:
-        """Begin the next segment. Its number is greater than `after`. Raises `StoreFailed`."""
+        """Begin the next segment. Its number is greater than `after`. Nothing can be appended
+        before the first call. Raises `StoreFailed`; then the current segment is continued.
+        """
         if self._file != -1:
             self.append(NOBODY, _LAST, _SYNCED.pack(self.end.offset))
 
@@ -331,8 +338,9 @@ class RunLog:
                 self.start()
 
     def admit(self, running: int) -> None:
-        """Allocate disk space for one more run. `running`: number of runs that are running now.
-        Raises `StoreFailed` if the disk is full or the log does not work.
+        """Allocate disk space after the last record, so that one more run can begin and all running
+        ones can end. `running`: number of runs that are running now. Raises `StoreFailed` if the
+        disk is full or the log does not work.
         """
         self._check_open()
         self.rotate()
@@ -351,8 +359,8 @@ class RunLog:
 
         `run`: key of the record's run. `number`: number of the record within the run. `payload`:
         the encoded record. `later`: write it together with the next record, at the latest in the
-        next iteration of the event loop. If that fails, nothing is raised, and it stays in memory
-        until it can be written.
+        next iteration of the event loop. If the write of such a record fails, nothing is raised,
+        and it stays in memory until a write succeeds.
         """
         self._check_open()
         self._buffer.append(_encoded(self._salt, run, number, payload))
@@ -387,8 +395,8 @@ class RunLog:
 
     def synced(self) -> "asyncio.Future[None]":
         """Return a future that is done when everything written so far is on disk, except `later`
-        records whose write failed. All callers that wait share one sync. The future raises
-        `StoreFailed` if the sync fails.
+        records whose write failed. Callers that wait for the same sync share it, and each waits for
+        a sync that begins after its call. The future raises `StoreFailed` if the sync fails.
         """
         future = asyncio.Future[None]()
         if self.failed:
@@ -401,8 +409,8 @@ class RunLog:
 
     def watch(self) -> str | None:
         """Check the log and its disk. Return the reason why no run may begin, such as a disk that
-        is almost full; None if runs may begin. If a file of the log was deleted or replaced, the
-        log fails permanently.
+        is almost full; None if runs may begin. If the file `owner` or the current segment was
+        deleted or replaced, the log fails permanently.
         """
         if self.failed:
             return self.failed
@@ -554,7 +562,7 @@ class RunLog:
 
     def _note_synced(self, position: Position) -> None:
         self.durable = position
-        # A finished segment needs no note: a note in a later segment means that it is synced.
+        # A finished segment needs no note: `read_all` takes a note in a later segment as proof.
         if not self.failed and position.segment == self._number:
             with suppress(StoreFailed):
                 self.append(NOBODY, 0, _SYNCED.pack(position.offset), later=True)
@@ -625,15 +633,15 @@ def read_all(folder: Path) -> Iterator[Segment]:
     """Read and yield the segments of a log, oldest first. A segment that the log's owner deletes
     meanwhile is left out. Raises `OSError`.
     """
-    # The last segment that was read, and segments before it of which it is not known whether they
-    # were synced.
+    # Segments that were read since the last one with a note of a sync. Such a note proves that the
+    # owner had synced all earlier segments.
     waiting: list[Segment] = []
     for path in segments(folder):
         try:
             segment = read_segment(path)
         except FileNotFoundError:
             continue
-        if segment.synced:  # a sync of a segment also syncs all earlier segments
+        if segment.synced:
             for earlier in waiting:
                 earlier.synced = max(earlier.synced, earlier.final_length)
             yield from waiting
