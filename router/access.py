@@ -33,13 +33,13 @@ def caller() -> Identity:
 
 
 CLOCK_SKEW_S = 10.0
-"""Max seconds by which the clocks of gateways on one store may differ."""
+"""Max difference between the clocks of gateways that share a store, in seconds."""
 
 
 class Tenant(Frozen):
     """Settings of a tenant, that is a customer or a team with its own keys and quotas.
 
-    A limit of None means no limit. Minutes, days and months are calendar ones, in UTC.
+    A limit of None means no limit. Minutes, days and months are those of the calendar, in UTC.
     """
 
     name: str
@@ -56,7 +56,9 @@ class Tenant(Frozen):
     runs_in_flight: int | None = None
     """Max number of the tenant's runs that are under way at the same time."""
     redact: bool = False
-    """True if the tenant's runs are stored with their figures, but without any of their texts."""
+    """True if no texts of the tenant's runs are stored, such as questions and answers, but only
+    figures, such as tokens, costs and times.
+    """
     training: bool = True
     """True if executors may be trained on the tenant's runs."""
     indexes: tuple[str, ...] = (DEFAULT_INDEX,)
@@ -99,7 +101,7 @@ class Spent(Frozen):
     """
 
     period: str
-    """A day or a month in UTC: 2026-11-21 or 2026-11."""
+    """The day or the month, in UTC, such as 2026-11-21 or 2026-11."""
     requests: int = 0
     tokens: int = 0
     nano_usd: int = 0
@@ -113,18 +115,18 @@ class QuotaUse(Frozen):
     quota: str
     """Name of the quota, such as `tokens_per_day`."""
     period: str
-    """As `Spent.period`."""
+    """The current day or month, in UTC, such as 2026-11-21 or 2026-11."""
     limit: int
     used: int = 0
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """Identifies a warning about the quota: all fields but `used`."""
+        """All fields except `used`; they identify a warning about the quota."""
         return self.tenant, self.quota, self.period, self.limit
 
     @property
     def left(self) -> float:
-        """The unspent share, from 0 to 1."""
+        """The share of the limit that is not spent yet, from 0 to 1."""
         return max(0.0, 1 - self.used / self.limit)
 
 
@@ -134,13 +136,16 @@ class AuditEvent(Frozen):
     act: str
     """Name of the act, such as `revoke_key`."""
     target: str
-    """Identifier of the key, or name of the tenant or of the executor version."""
+    """The object of the act: the identifier of a key, or the name of a tenant or executor version.
+    """
     tenant: str | None
     """The tenant that the act is about; None for operators' keys and for executor versions."""
     details_json: str
     """The values that the act sets, as a JSON object."""
     key_id: str
-    """Identifier of the operator's key; empty for commands, and while there are no keys."""
+    """Identifier of the key of the operator who did it; empty for commands, and while no keys
+    exist.
+    """
     door: str
     """How the operator reached the gateway or its store: `command`, `grpc` or `page`."""
     address: str
@@ -203,8 +208,9 @@ class Accounts(Protocol):
 
 
 _FRESH_S = 0.5
-"""Seconds after which the keys are read from the store again. A key that another process has
-revoked is only refused from then on, and its requests under way are then cancelled.
+"""Max age of the keys in memory, in seconds; after that, they are read from the store again. A key
+that another process has revoked may be accepted for this long. Then its requests under way are
+cancelled.
 """
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (
@@ -212,7 +218,7 @@ _ABSENT = (
     "commands and clients. The operator creates keys (`rolegate keys create`)."
 )
 _UNKNOWN = (
-    "The API key is unknown or revoked; ask the operator for another key, and send it as "
+    "The API key is unknown, revoked or expired; ask the operator for another key, and send it as "
     "`Bearer rg_…`."
 )
 
@@ -266,8 +272,8 @@ class Access:
         """Return the identity of a caller. `authorization`: the header of that name in the request;
         None if there is none.
 
-        Raises `NoKey` if the key is missing, unknown or revoked; the message never repeats the key.
-        Raises `StoreFailed` if the keys cannot be read.
+        Raises `NoKey` if the key is missing, unknown, revoked or expired; the message never
+        contains the key. Raises `StoreFailed` if the keys cannot be read.
         """
         if not await self.required():
             return self._identity(LOCAL.tenant, LOCAL.scopes)
@@ -281,8 +287,8 @@ class Access:
 
     async def renewed(self, known: Identity) -> Identity:
         """Return the current identity for the key of `known`, an identity that `identify` returned
-        earlier. Raises `NoKey` if the key has been revoked since, and `StoreFailed` if the keys
-        cannot be read.
+        earlier. Raises `NoKey` if the key was revoked or has expired meanwhile, and `StoreFailed`
+        if the keys cannot be read.
         """
         await self.required()
         if (key := self._keys.get(known.key_id)) is None:

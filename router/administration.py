@@ -26,7 +26,7 @@ from router.trace.scope import DEFAULT_INDEX
 _log = structlog.get_logger("admin")
 T = TypeVar("T")
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Matches valid names of tenants. They need no quoting in shells, URLs and labels of metrics."""
+"""Pattern of tenants' names. Such names need no quoting in shells, URLs and labels of metrics."""
 SETTINGS = Tenant.__struct_fields__[1:]
 """Names of the settings of a tenant."""
 LIMITS = tuple(name for name in SETTINGS if name not in ("redact", "training", "indexes"))
@@ -34,8 +34,8 @@ LIMITS = tuple(name for name in SETTINGS if name not in ("redact", "training", "
 KEY_LIMITS = "requests_per_minute", "tokens_per_minute"
 """Names of the limits of a key."""
 MAX_LIMIT = 2 * 10**16
-"""Max value of a limit, in tokens, or in billionths of a dollar, where it means twenty million
-dollars. Sums up to this value fit into the integers of the database.
+"""Max value of a limit: a number of requests, runs or tokens, or of billionths of a dollar (then it
+is twenty million dollars). Sums up to this value fit into the integers of the database.
 """
 NANO = 1_000_000_000
 _LONGEST_LABEL = 200
@@ -74,9 +74,9 @@ class Auditor(Frozen):
         **known: object,
     ) -> T:
         """Await `work`, which carries out an administrative act on `target`, log it as `admin.ACT`
-        with the caller's key, and return its result. Both happen even if the request is cancelled
-        meanwhile, for instance because it revokes its own key. If `work` raises an error, the error
-        is written to the audit log, and nothing to the gateway's log.
+        with the caller's key, and return its result. The act is completed and logged even if the
+        request is cancelled meanwhile, for instance because it revokes its own key. If `work`
+        raises an error, the error is written to the audit log, and nothing to the gateway's log.
 
         `tenant`: the tenant that the act is about. `known`: the values that the act sets.
         """
@@ -158,7 +158,9 @@ class Administration:
                 "tenant, or this scope."
             )
         if len(label) > _LONGEST_LABEL or not label.isprintable():
-            raise BadRequest(f"label: must be at most {_LONGEST_LABEL} printable characters.")
+            raise BadRequest(
+                f"label: must be at most {_LONGEST_LABEL} printable characters, in one line."
+            )
         text, key = new_key(tenant, SCOPES.intersection(chosen), label)
         first = await self._act(
             "create_key",
@@ -175,7 +177,7 @@ class Administration:
         for an unknown key, and `BadRequest` if the key has ended or `grace_s` is out of range.
         """
         if not 0 <= grace_s <= _LONGEST_GRACE_S:
-            raise BadRequest(f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} seconds.")
+            raise BadRequest(f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} seconds (366 days).")
         old = await self._known(key_id)
         text, made = new_key(old.tenant, old.scopes)
         key = replace(
@@ -194,8 +196,9 @@ class Administration:
         return CreatedKey(text, key, replaced=replaced)
 
     async def expire_key(self, key_id: str, at: float | None) -> Key:
-        """Let a key expire at a Unix time, or never, and return it. Raises `KeyNotFound`, and
-        `BadRequest` for a key that has ended or a time that is not in the future.
+        """Let a key expire at the Unix time `at`, or never if it is None, and return the key.
+        Raises `KeyNotFound`, and `BadRequest` for a key that has ended or a time that is not in the
+        future.
         """
         if at is not None and not time.time() < at <= _LAST_TIME:
             raise BadRequest("expire_time: must be in the future, and before the year 10000.")
@@ -203,8 +206,8 @@ class Administration:
         return await self._change("expire_key", key, {"revoked_at": at}, ends_at=at)
 
     async def update_key(self, key_id: str, limits: Mapping[str, int | None]) -> Key:
-        """Change limits of a key, by their names, and return it. Raises `KeyNotFound`, and
-        `BadRequest` for a key that has ended or an invalid limit.
+        """Change limits of a key, and return the key. `limits`: new values by name; None for no
+        limit. Raises `KeyNotFound`, and `BadRequest` for a key that has ended or an invalid limit.
         """
         self._check_settings(limits)
         return await self._change("update_key", await self._known(key_id), limits, None, **limits)
@@ -232,8 +235,8 @@ class Administration:
         return {tenant.name: tenant for tenant in (default, *await self._accounts.tenants())}
 
     async def tenant(self, name: str) -> tuple[Tenant, list[Spent]]:
-        """Return a tenant, and what it has spent this day and this month. Raises
-        `TenantNotFound`.
+        """Return a tenant, and the amounts that it has spent on the current day and in the current
+        month. Raises `TenantNotFound`.
         """
         tenants = await self._tenants()
         if (tenant := tenants.get(name)) is None:
@@ -249,8 +252,9 @@ class Administration:
     async def update_tenant(
         self, name: str, changes: Mapping[str, Any], *, create: bool = True
     ) -> tuple[Tenant, Sequence[str]]:
-        """Change settings of a tenant, or create the tenant. Return the tenant, and if a limit in
-        dollars was set, the models without a known price, which such a limit refuses.
+        """Change settings of a tenant, or create the tenant. Return the tenant. If a limit in
+        dollars was set, also return the models without a known price, because calls of them are
+        refused from now on.
 
         `changes`: new values by the name of the setting; empty `indexes` mean the default index.
         `create`: False to raise `TenantNotFound` for a tenant that does not exist. Raises
@@ -263,7 +267,9 @@ class Administration:
             changes["indexes"] = tuple(sorted({*changes["indexes"]})) or (DEFAULT_INDEX,)
         known = await self._tenants()
         if not create and name not in known:
-            raise TenantNotFound(f"no tenant {name!r}; create it first.")
+            raise TenantNotFound(
+                f"no tenant {name!r}; set allow_missing to create it (`rolegate tenants set` does)."
+            )
         tenant = replace(known.get(name, Tenant(name)), **changes)
         await self._act(
             "update_tenant",
@@ -295,7 +301,7 @@ class Administration:
         keys = await self._accounts.keys()
         if (key := next((key for key in keys if key.key_id == key_id), None)) is None:
             raise KeyNotFound(
-                f"{key_id[:40]!r}: there is no such key; `rolegate keys list` shows all keys."
+                f"no key has the identifier {key_id[:40]!r}; `rolegate keys list` shows all keys."
             )
         return key
 
@@ -349,5 +355,6 @@ def dollars(nano: int) -> str:
 def _check_name(name: str) -> None:
     if not TENANT_NAME.fullmatch(name):
         raise BadRequest(
-            f"tenant {name[:80]!r}: must be 1 to 64 letters, digits, dots, underscores or hyphens."
+            f"tenant {name[:80]!r}: must be 1 to 64 letters, digits, dots, underscores or hyphens, "
+            "beginning with a letter or a digit."
         )

@@ -1,4 +1,4 @@
-"""Amounts of tokens and of money, and what is left of a limit."""
+"""Amounts of tokens and of money, and the rest of a limit on them."""
 
 from typing import Literal
 
@@ -27,12 +27,12 @@ class Remaining(Frozen):
     of: Literal["tokens", "nano_usd"]
     """The unit of `count`."""
     count: int
-    """The number of tokens, or of billionths of a dollar, that are left. It is negative if more is
-    already spent, because the limit was lowered.
+    """The number of tokens, or of billionths of a dollar, that are left. Negative if the limit was
+    lowered after more than the new limit had been spent.
     """
 
     def holds(self, amount: Amount) -> bool:
-        """Return whether `amount` is at most what is left."""
+        """Return whether `amount` fits into the rest of the limit. An unknown cost counts as 0."""
         return (getattr(amount, self.of) or 0) <= self.count
 
     def against(self, amount: Amount) -> str:

@@ -90,9 +90,9 @@ def free_slowly(parts: Iterable[object], after_s: float) -> None:
     """Free the memory of a large object, given as its parts, without blocking the event loop for
     long.
 
-    The parts are kept for `after_s` seconds, in which all other users should drop their references
-    to them. Then a few parts are released in each step of the event loop. Releasing a table with
-    all its cells in one step would block it noticeably.
+    The parts are kept for `after_s` seconds. Meanwhile, all other users should drop their
+    references to them. Then a few parts are released in each step of the event loop. Releasing a
+    table with all its cells in one step would block it noticeably.
     """
     asyncio.get_running_loop().call_later(after_s, _free, list(parts))
 
@@ -106,9 +106,9 @@ def _free(parts: list[object]) -> None:
 class Worker:
     """A single thread for computations that would block the event loop; further work is queued.
 
-    A thread that computes holds Python's global lock for up to 5 ms at a time, in which the event
-    loop stands still. So the project has only a few workers, such as `in_worker` and `in_viewer`,
-    and no thread for each piece of work.
+    A thread that computes holds Python's global interpreter lock for up to 5 ms at a time and
+    blocks the event loop meanwhile. So there are only a few workers, such as `in_worker` and
+    `in_viewer`, and not one thread for each piece of work.
     """
 
     def __init__(self, name: str) -> None:
@@ -122,6 +122,7 @@ class Worker:
 
 
 in_worker = Worker("worker")
-"""Worker for computations of requests, and of tables that are being filled."""
+"""Worker for the computations of requests and of tables that are being filled."""
 in_viewer = Worker("viewer")
-"""Worker for computations of clients that look at runs: pages, exports, `GetRun`."""
+"""Worker that prepares stored runs for clients that read them: for web pages, exports and `GetRun`.
+"""

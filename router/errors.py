@@ -19,17 +19,17 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── RequestIdTaken             the tenant has used this request_id for a different request
 ├── RunCancelled               the run was cancelled
 ├── RunInterrupted             the gateway stopped before the run had ended
-├── OutOfTime                  the deadline passed before there was an answer
+├── OutOfTime                  the request's deadline passed before the answer was ready
 ├── BudgetExhausted            the rest of the request's budget is too small for the next call
 │   ├── QuotaExhausted         a quota for this minute, day or month is used up
-│   └── PriceUnknown           the tenant's quota is in money, and a model has no price
+│   └── PriceUnknown           the tenant's quota is in money, but the model has no price
 ├── Starting                   the gateway is starting
 ├── Overloaded                 too many runs are under way or waiting
-├── UploadsFull                the tenant's documents reach a limit
+├── UploadsFull                an upload would exceed a limit on the tenant's documents
 ├── SlowReader                 the client does not read its stream
 ├── AccessDenied               the key does not allow this
-│   └── NoKey                  the key is missing, unknown or revoked
-├── StoreFailed                the store failed; a run that is not stored is not acknowledged
+│   └── NoKey                  the key is missing, unknown, revoked or expired
+├── StoreFailed                the store failed; a result that is not stored is not returned
 └── UpstreamError              a model, retrieval or tool endpoint failed
     ├── UpstreamUnavailable    unreachable, overloaded or broken for now; may be retried
     ├── UpstreamRefused        the request was refused: wrong model name, wrong key
@@ -37,7 +37,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     │   └── ContentRefused     the model, or a content filter, declines the prompt
     ├── UpstreamProtocolError  the reply does not follow the endpoint's protocol
     ├── ToolFailed             a tool's server is down, timed out, or reports a failed call
-    └── MalformedOutput        the model's output cannot be parsed, even when asked to correct it
+    └── MalformedOutput        the model's output cannot be parsed, even after a correction
 """
 
 from collections.abc import Mapping
@@ -49,8 +49,8 @@ import msgspec
 from router.amount import Remaining
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""Exceptions that decoding untrusted JSON can raise. JSON that is nested too deeply raises
-`RecursionError`, and half a surrogate pair in a text raises `UnicodeError`.
+"""Exceptions that decoding untrusted JSON can raise: `RecursionError` if it is nested too deeply,
+`UnicodeError` if a text contains half a surrogate pair, and `DecodeError` for other faults.
 """
 
 
@@ -158,13 +158,13 @@ class RunCancelled(RolegateError):
 
 
 class RunInterrupted(RolegateError):
-    """The gateway stopped before the run had ended. An answer or a table can be resumed."""
+    """The gateway stopped before the run had ended. Runs for answers and tables can be resumed."""
 
     @staticmethod
     def of(run_id: str) -> "RunInterrupted":
-        """Return the error for a run."""
+        """Return the error for a run. Its message says how to resume the run."""
         return RunInterrupted(
-            f"Run {run_id} was interrupted, because its gateway stopped; when it runs again, use "
+            f"Run {run_id} was interrupted because its gateway stopped; when it runs again, use "
             f"`rolegate runs resume {run_id}`, or send the request again with the same request_id."
         )
 
@@ -182,16 +182,16 @@ class BudgetExhausted(RolegateError):
     may help to wait until these calls have ended.
     """
     left: Remaining | None = None
-    """The rest of the limit, to which a call may be shortened; None if a shorter call would be
-    refused too. For a limit per minute, it is the whole limit, or None if the call fits into that
-    and can wait for the next minute.
+    """The rest of the limit. A call with a smaller output limit may fit into it. None if a smaller
+    call would be refused too. For a limit per minute, `left` is the whole limit, or None if the
+    call fits into the whole limit and can wait for the next minute.
     """
 
 
 @_with_fields
 class QuotaExhausted(BudgetExhausted):
-    """Too little is left of a quota of the tenant or the key for this minute, day or month, or the
-    tenant has too many runs under way.
+    """Too little is left of a quota of the tenant or the key for the current minute, day or month,
+    or the tenant has too many runs under way.
     """
 
     retry_after_s: float
@@ -230,7 +230,7 @@ class AccessDenied(RolegateError):
 
 
 class NoKey(AccessDenied):
-    """The API key is missing, unknown or revoked."""
+    """The API key is missing, unknown, revoked or expired."""
 
 
 class StoreFailed(RolegateError):
@@ -256,7 +256,9 @@ class UpstreamError(RolegateError):
 
 @_with_fields
 class UpstreamUnavailable(UpstreamError):
-    """An endpoint of a model or of retrieval is unreachable, overloaded or failing at present."""
+    """An endpoint of a model or of retrieval is unreachable, overloaded or failing. A later call
+    may succeed.
+    """
 
     retry_after_s: float | None = None
     """Seconds in the endpoint's Retry-After header; None if it sent none."""

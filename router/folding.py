@@ -7,7 +7,8 @@ and in Korean, whose particles are attached to words, each character counts as a
 
 The time is linear in the length of the text, and the length of the folded form is bounded. For
 that, long runs of combining marks are shortened first, because Unicode's normal form NFKC takes
-quadratic time to sort them. NFKC also expands some characters to 18, so its output is cut.
+quadratic time to sort them. NFKC also expands some characters to as many as 18 characters, so its
+output is cut.
 """
 
 import unicodedata
@@ -17,11 +18,11 @@ from itertools import groupby, pairwise
 import regex
 
 _INVISIBLE = regex.compile(r"\p{Default_Ignorable_Code_Point}+")
-"""Soft hyphens, zero-width characters, direction marks and variation selectors."""
+"""Matches soft hyphens, zero-width characters, direction marks and variation selectors."""
 _MARKS = regex.compile(r"(\p{M}{8})\p{M}+")
 _RAISED = regex.compile(r"(?<=\d)(?=[²³¹⁰⁴-⁹¼-¾⅐-⅞①-⓿])")
-"""Position between a digit and a character that NFKC would turn into a digit, such as a footnote
-mark. A space is inserted there, so that 1871¹ does not become 18711.
+"""Matches the position between a digit and a character that NFKC would turn into a digit, such as a
+footnote mark. A space is inserted there, so that 1871¹ does not become 18711.
 """
 _PLAIN = str.maketrans({"İ": "i", "\ufdfa": " ", "\ufdfb": " "} | dict.fromkeys("’‘‛ʼʻʹ′´", "'"))
 _FOREIGN_DIGIT = regex.compile(r"(?![0-9])\p{Nd}")
@@ -29,11 +30,13 @@ _UNSPACED = (
     r"[\p{Han}\p{Hiragana}\p{Katakana}ー\p{Hangul}\p{Bopomofo}\p{Yi}\p{Line_Break=Complex_Context}]"
 )
 _CHARACTER = regex.compile(rf"{_UNSPACED}\p{{M}}*")
-"""A letter of a script without spaces, or of Korean, with its vowel signs and tone marks."""
+"""Matches a letter of Korean, or of a script without spaces between words, with its vowel signs and
+tone marks.
+"""
 _EAST_ASIAN = regex.compile(rf"{_UNSPACED}|[\uff01-\uff5e]")
 _INSIDE = regex.compile(r"(?<=\d)[,'](?=\d{3})|'s\b|'|(?<!\d)(?<!\w\w\w)\.(?=[^\W\d])")
-"""Punctuation inside a word, which is removed without splitting the word: 12,000, Ann's, O'Neill,
-Ph.D.
+"""Matches punctuation inside a word, which is removed without splitting the word: 12,000, Ann's,
+O'Neill, Ph.D.
 """
 _BETWEEN = regex.compile(r"[^\w.\s]+|_+|\.(?!\d)|(?<=[^\W\d])\.|\b(?:an|the)\b")
 _LEADING = regex.compile(r"^ a(?= )")

@@ -7,6 +7,6 @@ import msgspec
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Frozen(msgspec.Struct, frozen=True):
-    """Base of immutable values: a msgspec struct. Its fields cannot be set, nor those of
-    subclasses.
+    """Base class of immutable values: a msgspec struct. Fields of its subclasses cannot be changed
+    after construction.
     """

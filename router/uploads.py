@@ -9,7 +9,9 @@ from router.errors import BadConfig
 from router.frozen import Frozen
 
 DocumentState = Literal["waiting", "indexed", "skipped"]
-"""`waiting`: the next build reads it. `indexed`: in the index. `skipped`: could not be read."""
+"""State of a document. `waiting`: the next build of the index will read it. `indexed`: searches
+find it. `skipped`: it could not be read.
+"""
 BuildState = Literal["idle", "building", "failed"]
 
 
@@ -24,7 +26,9 @@ class UploadedDocument(Frozen):
     passages: int = 0
     """Number of its passages in the index."""
     not_read: str = ""
-    """Why it was not read, or which parts of it were not read; empty if all of it was read."""
+    """Why the document was not read, or which of its parts were not read; empty if it was read
+    completely.
+    """
 
 
 class Build(Frozen):
@@ -82,7 +86,7 @@ class Uploads(Protocol):
 
 
 def accepting(uploads: Uploads | None) -> Uploads:
-    """Return `uploads`. Raises `BadConfig` for None, that is, if the gateway accepts no uploads."""
+    """Return `uploads`. Raises `BadConfig` if it is None, which means that uploads are disabled."""
     if uploads is None:
         raise BadConfig(
             "uploads.folder: this gateway accepts no uploads; set this key to a folder for "

@@ -303,7 +303,7 @@ async def test_an_unknown_key_is_not_found(key_id: str, tmp_path: Path) -> None:
             operator.RevokeKey(key_id=key_id),
             operator.UpdateKey(key=pb.Key(key_id=key_id)),
         ):
-            refused = await refusal(change, "there is no such key")
+            refused = await refusal(change, "no key has the identifier")
             assert refused == ("NOT_FOUND", "KEY_NOT_FOUND")
         for change in (
             operator.GetTenant(name=key_id[:80]),

@@ -153,7 +153,7 @@ def test_a_key_is_rotated_and_expires(commands: Commands) -> None:
     [
         (
             "keys revoke 0badf00d",
-            "'0badf00d': there is no such key; `rolegate keys list` shows all keys.",
+            "no key has the identifier '0badf00d'; `rolegate keys list` shows all keys.",
         ),
         (
             "keys create --tenant acme --scope operate",

@@ -111,7 +111,7 @@ async def test_a_refused_request_is_reported_in_one_line(
 ) -> None:
     """A tenant's key is refused too."""
     for line, message in (
-        ("keys revoke 0badf00d", "'0badf00d': there is no such key"),
+        ("keys revoke 0badf00d", "no key has the identifier '0badf00d'"),
         ("keys create --tenant acme --scope operate", "scope operate: only a key without a tenant"),
         ("tenants show nobody", "no tenant 'nobody'; the tenants are: default."),
         ("tenants set acme --index other", "index 'other': is not in the config"),
@@ -195,7 +195,7 @@ async def test_an_export_that_a_gateway_refuses_leaves_no_file(
     monkeypatch.setenv("ROLEGATE_API_KEY", "rg_00_x")
     file = tmp_path / "runs.jsonl"
     status, output = await exported("--out", str(file), "--address", where.address)
-    assert status == 1 and "unknown or revoked" in output
+    assert status == 1 and "unknown, revoked or expired" in output
     assert not list(tmp_path.glob("*.jsonl*"))
 
 
