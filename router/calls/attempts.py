@@ -1,8 +1,8 @@
 """Attempts of a model call: choice of a replica, timeouts, retries, and a ledger row for each.
 
-Before each attempt, the most that it can cost is reserved from the budget. The number of prompt
-tokens is first estimated by an upper bound that follows from the prompt's bytes, because that takes
-no time. If the budget is too small for it, the tokens are counted. If the budget is still too
+Before each attempt, its max cost is reserved from the budget. This cost depends on the number of
+prompt tokens, for which an upper bound is computed from the prompt's bytes, because that takes no
+time. If the budget is too small for the bound, the tokens are counted. If the budget is still too
 small, the output limit of the attempt is lowered.
 
 After a failure, another replica is tried immediately. If there is none, the same replica is tried
@@ -51,14 +51,14 @@ _MIN_SHARE = 4
 quarter of the role's output limit. See `min_output_tokens`.
 """
 BYTES_PER_TOKEN = 4
-"""Typical bytes of a token. This is precise enough to compare the load of replicas."""
+"""Typical number of bytes of a token; precise enough to compare the load of replicas."""
 _PROBE_S = 5.0
-"""Timeout of the first token, in seconds, of a call to an endpoint whose circuit breaker is not
-closed, if there are other replicas.
+"""Max seconds until the first token of a call that probes an endpoint whose circuit breaker is not
+closed. Applies only if the model has other replicas.
 """
 OnText = Callable[[], Callable[[str], None]]
-"""Called at the beginning of each attempt. It returns a function that is then called with each
-piece of the attempt's text.
+"""Function that is called at the beginning of each attempt. It returns another function, which is
+then called with each piece of the attempt's text.
 """
 T = TypeVar("T")
 
@@ -72,14 +72,16 @@ class Attempts:
     prompt: Prompt
     ledger: Ledger
     caller: Caller
-    """The role and model that call, for the ledger, with the deployment of the first replica."""
+    """The role and its model, for the ledger. `deployment` is that of the first replica here; in
+    the ledger, it is that of the replica that was called.
+    """
     purpose: Purpose
     """Purpose of the first attempt in the ledger."""
     replicas: tuple[Replica, ...]
     timeouts: Timeouts
     health: RoleHealth
     worst: Callable[[int, int], Amount]
-    """Returns the most that an attempt can cost, given its prompt tokens and its output limit."""
+    """Returns the max cost of an attempt, given its prompt tokens and its output limit."""
     streams: bool
     """True if the output is streamed from the endpoint."""
     max_attempts: int
@@ -89,13 +91,15 @@ class Attempts:
     on_text: OnText | None = None
     """See `OnText`; called only if the output is streamed."""
     on_delta: Callable[[Delta], None] | None = None
-    """Called with each piece of the output when it arrives. Once it was called, the call is not
-    retried, as the client already has a part of the output.
+    """Called with each piece of the output when it arrives. After the first piece, the call is not
+    retried, because the client already has a part of the output.
     """
     _made: int = field(default=0, init=False)
     """Number of attempts that were begun."""
     _unstopped: bool = field(default=False, init=False)
-    """True if this prompt is sent without stop strings."""
+    """True if this prompt is sent without stop strings, because one of them matched in the
+    reasoning.
+    """
     _failed: set[str] = field(default_factory=set, init=False)
     """Deployments at which an attempt failed."""
 
@@ -152,10 +156,10 @@ class Attempts:
         )
 
     async def _once(self) -> Completion | None:
-        """Return the output of one attempt. None if a stop string matched inside the model's
-        reasoning; then the call has to be repeated without stop strings.
+        """Return the output of one attempt. Return None if a stop string matched inside the model's
+        reasoning and cut it off; the caller then repeats the call without stop strings.
 
-        If the repeated call returns a text, the endpoint is marked, and later calls send it no stop
+        If the repeated call returns a text, later calls to this endpoint are sent without stop
         strings.
         """
         async with self.health:
@@ -314,8 +318,8 @@ def _pause_s(error: UpstreamError, number: int) -> float | None:
 
 
 async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> int:
-    """Return an upper bound of the tokens of `prompt`: the model's own count if there is one, or
-    else a bound that follows from earlier prompts and the prompt's bytes.
+    """Return an upper bound of the tokens of `prompt`: the count by the model's tokenizer if it is
+    available, or else a bound computed from earlier prompts and the prompt's bytes.
     """
     usage = await model.count(prompt, "")
     bound = counts.bound(prompt.texts)
@@ -339,7 +343,7 @@ async def affordable(
     """Return `await take(tokens, worst(tokens), waits=…)`, where `tokens` is the largest output
     limit, up to `max_tokens`, for which the budget has room.
 
-    `worst`: returns the most that a call with an output limit can cost. Raises `BudgetExhausted` if
+    `worst`: returns the max cost of a call, given its output limit. Raises `BudgetExhausted` if
     there is no room even for `min_output_tokens(max_tokens)`.
     """
     min_tokens = min_output_tokens(max_tokens)

@@ -17,8 +17,8 @@ Need = Literal[RoleName, "retrieval", "store"]
 
 
 class Readiness:
-    """Registry of components. Watchers report whether a component is up; the health service reads
-    which dependencies are not available.
+    """Registry of the components' states. Watchers report whether a component is up, and the health
+    service reads which dependencies are unavailable.
     """
 
     def __init__(self) -> None:
@@ -65,9 +65,7 @@ class Readiness:
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Return, for the name of each component that was reported so far, whether the component is
-        up.
-        """
+        """Whether each component is up, by name, for all components that were reported so far."""
         return {source: why is None for source, (_, why) in self._parts.items()}
 
     async def changes(self) -> AsyncIterator[None]:
@@ -93,12 +91,12 @@ async def watch_role(
 ) -> None:
     """Watch the calls of a role, and report to `readiness` whether the role works. Never returns.
 
-    A role is down while neither its model nor any fallback works, that is, while their calls keep
-    failing or none of their replicas has a closed breaker.
+    A role is down while neither its model nor any of its fallbacks works. A model does not work
+    while its calls keep failing, or while the circuit breakers of all its replicas are open.
 
-    An unhealthy gateway gets no requests that would show that the model works again. So `probe` is
-    called to make a call as soon as a breaker lets a call through, and again after pauses that
-    double each time.
+    A gateway that is reported as down gets no requests, so their success cannot show that the model
+    works again. Instead, `probe` makes a call as soon as a breaker lets one through, and again
+    after pauses that double each time.
     """
     clock = asyncio.get_running_loop().time
     models = (role, *role.fallbacks)

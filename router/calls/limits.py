@@ -20,8 +20,8 @@ class RetryBudget:
     """Limit on the retries of a role, as in Twitter's Finagle, so that retries do not overload an
     endpoint that fails.
 
-    Every call adds a fifth of a retry, up to 100. In addition there are ten retries, which refill
-    at one per second.
+    The balance starts at ten retries. Every call adds a fifth of a retry, up to 100. Below ten, the
+    balance also grows by one retry per second.
     """
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ _known_bytes = lru_cache(maxsize=8)(_max_bytes)
 
 
 class PromptCounts:
-    """Bounds of prompt tokens that follow from earlier prompts, whose tokens the engine has
-    reported. They are used for models whose tokenizer is not available.
+    """Computes upper bounds of the tokens of prompts from earlier prompts, whose tokens the engine
+    has reported. Used for models whose tokenizer is not available.
 
     A prompt has at most as many tokens as an earlier prompt with the same system prompt, plus the
     bound of the new prompt's other messages. This holds because chat templates never merge the
@@ -119,9 +119,9 @@ class PromptCounts:
 
 
 _MAX_FAILURES = 5
-"""Number of consecutive failed attempts after which a role counts as failing; as many open a
-circuit breaker. A role has its own count, because the breaker of an endpoint also counts the calls
-of other roles, which may succeed in between.
+"""Number of consecutive failed attempts after which a role counts as failing. A circuit breaker
+opens after the same number. A role has its own count, because the breaker of an endpoint also
+counts the calls of other roles, which may succeed in between.
 """
 _FAILING_S = 2.0
 """Seconds that a role's attempts must keep failing before the role counts as failing."""
@@ -144,7 +144,7 @@ class RoleHealth:
         self.waiting = 0
         """Number of attempts that wait for a slot."""
         self.fallbacks = 0
-        """Number of calls that went to a fallback."""
+        """Number of calls that were sent to a fallback role."""
         self.failures = 0
         """Number of consecutive attempts that failed, or that were refused because of a wrong key
         or model name.
@@ -164,7 +164,7 @@ class RoleHealth:
     @property
     def works(self) -> bool:
         """False if at least five consecutive attempts have failed and the first of them was at
-        least two seconds ago. A burst of calls that hits a rate limit is over sooner.
+        least two seconds ago. So a short burst of calls that hits a rate limit does not count.
         """
         lasting = loop_time() - self._failing_since >= _FAILING_S
         return self.failures < _MAX_FAILURES or not lasting

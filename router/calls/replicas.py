@@ -56,8 +56,8 @@ class Breaker:
         return probes
 
     def end(self, good: bool | None, *, probe: bool) -> None:
-        """Record the result of a call. `good`: whether the endpoint worked; None if the result does
-        not tell. `probe`: the value that `begin` returned for the call.
+        """Record the result of a call. `good`: whether the endpoint worked; None if this is not
+        known. `probe`: the value that `begin` returned for the call.
         """
         if probe and good:
             self.state = "closed"
@@ -72,7 +72,9 @@ class Breaker:
                 self.open()
 
     def open(self) -> None:
-        """Open the breaker: let no call through for a time that doubles each time."""
+        """Open the breaker: let no call through for a time that doubles with each opening, up to 30
+        s.
+        """
         self.state = "open"
         self.openings = self.openings + 1
         self._until = loop_time() + self._open_s
@@ -86,7 +88,9 @@ class Endpoint:
     def __init__(self) -> None:
         self.breaker = Breaker()
         self.last_failure = "the last calls failed"
-        """Message of the last call that failed for another reason than its prompt."""
+        """Error message of the last failed call, except calls that were refused because of their
+        prompt.
+        """
         self.in_flight = 0
         self.outstanding_tokens = 0
         """Estimated prompt and output tokens of the calls under way."""
@@ -101,8 +105,9 @@ class Endpoint:
         its result to the breaker.
 
         Yields a function that the caller calls at the first token: if the call is a probe, the
-        breaker closes then and not only at the end. `silent`: returns whether the call has had no
-        output for suspiciously long. If so, its cancellation counts as a failure of the endpoint.
+        breaker closes at that moment and not only at the end of the call. `silent`: returns whether
+        the call has had no output for suspiciously long. If so, its cancellation counts as a
+        failure of the endpoint.
         """
         breaker = self.breaker  # `self.breaker` may be replaced during the call
         probe = breaker.begin()
@@ -215,7 +220,7 @@ async def chosen(choice: Callable[[], Replica], until: float) -> Replica:
 
 
 class Upstreams:
-    """State of all endpoints and of all roles. All versions of the executor share this state."""
+    """Holds the state of all endpoints and roles. All versions of the executor share it."""
 
     def __init__(self) -> None:
         self.endpoints: dict[str, Endpoint] = {}
@@ -223,11 +228,11 @@ class Upstreams:
         self.roles: dict[RoleName, RoleHealth] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:
-        """Return the state of the endpoint of a deployment; created at the first call."""
+        """Return the state of a deployment's endpoint, which the first call creates."""
         return self.endpoints.setdefault(deployment, Endpoint())
 
     def role(self, name: RoleName, max_in_flight: int | None) -> RoleHealth:
         """Return the state of a role, with a limit of `max_in_flight` concurrent attempts. If the
-        role already has a state, its limit stays as it is.
+        role already has a state, `max_in_flight` is ignored.
         """
         return self.roles.setdefault(name, RoleHealth(max_in_flight))

@@ -53,14 +53,15 @@ class Role:
     context_tokens: int | None = None
     """Context length of the model; None if unknown."""
     deployment: str = ""
-    """Name in the ledger of the endpoint that serves the model; empty for its address."""
+    """Name of the model's endpoint in the ledger; empty to use the endpoint's address as its name.
+    """
     executor_version: str | None = None
     """Name of the executor version that the model serves; None for other roles."""
     price: Price | None = None
     """Price of the model; None if unknown. An unknown price is not a price of zero."""
     streams: bool = True
     """True if outputs are streamed from the endpoint, so that the usage of an interrupted call is
-    known. False for models whose streamed output differs from their output in one piece.
+    known. False for models whose output differs when it is streamed.
     """
     endpoint: Endpoint = field(default_factory=Endpoint)
     """Load and breaker of the endpoint."""
@@ -75,8 +76,8 @@ class Role:
     for the output.
     """
     tool_calls: bool = False
-    """True if tools are called by the native tool calls of OpenAI's API; False if the model writes
-    calls of tools as text in tags.
+    """True if the model calls tools by the native tool calls of OpenAI's API; False if it writes
+    tool calls as text in tags.
     """
 
     def opening(self, text: str) -> tuple[Message, ...]:
@@ -181,8 +182,8 @@ class Role:
 
     async def min_cost(self, text: str, turns: int = 1) -> Amount:
         """Return an estimate of the min cost of a conversation of `turns` turns that begins with
-        `text`: each turn reads the prompt, and only the last turn writes an output, with the length
-        that `min_output_tokens` returns.
+        `text`: each turn reads the prompt, and only the last turn writes an output, of
+        `min_output_tokens` tokens.
         """
         prompt = self._prompt(self.opening(text), (), None)
         usage = await self.model.count(prompt, "")
@@ -234,7 +235,7 @@ class Role:
 
     def with_system(self, change: Callable[[str], str]) -> "Role":
         """Return a copy of the role, and of its fallbacks, with another system prompt. `change`:
-        called with the present system prompt; returns the new one.
+        called with the current system prompt; returns the new one.
         """
         return replace(
             self,
@@ -247,9 +248,9 @@ class Role:
         was asked to correct it.
         """
         error = MalformedOutput(
-            f"model {self.model.name!r} does not follow the protocol of its role, even after it "
-            "was asked to correct its output; use another model or prompt (`rolegate check --live` "
-            "probes the prompts for questions, but not those for tables)",
+            f"the output of model {self.model.name!r} does not have the format that its role "
+            "requires, even after a request to correct it; use another model or prompt "
+            "(`rolegate check --live` tests the prompts for questions, but not those for tables)",
             endpoint=self.model.endpoint,
         )
         error.role = self.name

@@ -24,9 +24,9 @@ class Timeouts(Frozen):
         """Return the error to raise for a call that took too long. `wrote`: True if the model had
         written its first token.
         """
-        problem = f"no token within {self.silent_s:g} s"
+        problem = f"no token within {self.silent_s:g} s; raise first_token_timeout_s"
         if wrote:
-            problem = f"the output did not end within {self.call_s:g} s"
+            problem = f"the output did not end within {self.call_s:g} s; raise call_timeout_s"
         return UpstreamUnavailable(
             f"model {model.name!r}: {problem}", endpoint=model.endpoint, repeatable=False
         )
