@@ -17,8 +17,8 @@ class Budget(Frozen):
     max_nano_usd: int | None = None
     """Max cost of all calls, in billionths of a dollar."""
     role_tokens: dict[RoleName, int] = {}
-    """Max sum of the prompt and completion tokens of a role's calls, by role. For other roles, only
-    `max_total_tokens` counts.
+    """Max sum of the prompt and completion tokens of a role's calls, by role. Roles that are not
+    listed are limited by `max_total_tokens` only.
     """
 
 
@@ -26,8 +26,8 @@ UNLIMITED = Budget()
 
 
 class Allowance:
-    """Enforces the budget of one run. The worst case of every call is reserved here before the call
-    is made, so that the budget is never exceeded.
+    """Enforces the budget of one run. Before each call, its worst case (the max amount that it can
+    cost) is reserved here, so that the budget is never exceeded.
 
     A part of the budget can be reserved for the answerer. Only calls of the answerer may use it.
     """
@@ -66,7 +66,7 @@ class Allowance:
 
     def reserve_for_answer(self, amount: Amount) -> Amount:
         """Reserve `amount` for the answerer. It replaces the amount reserved for the answerer
-        before, which is returned. Raises `BudgetExhausted`; then the earlier reserve stays.
+        before, which is returned. Raises `BudgetExhausted`; then the earlier reservation stays.
         """
         self._check("answer", amount, self._taken + amount)
         before = self._held
@@ -99,5 +99,5 @@ class Allowance:
             added = getattr(amount, of)
             left = None if total is None or added is None else Remaining(of, limit - total + added)
             rest = f": {left.against(amount)}" if left else ""
-            message = f"budget.{name} are not enough for another call{rest}."
+            message = f"budget.{name} are not enough for another call{rest}; raise this limit."
             raise BudgetExhausted(message, contended=self._under_way > 0, left=left)

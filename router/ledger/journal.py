@@ -1,8 +1,9 @@
 """The journal: records runs while they happen. Each call is recorded before it is made, and again
 when it ends.
 
-The worst case of a call is reserved before it is made, and replaced by its cost afterwards. So a
-tenant never exceeds its quota, and after a crash the calls that were in flight are known.
+The worst case of a call, that is its max cost, is reserved before the call, and replaced by its
+actual cost afterwards. So a tenant never exceeds its quota, and after a crash the calls that were
+in flight are known.
 """
 
 from typing import Any, Protocol
@@ -53,7 +54,9 @@ class RunStart(Frozen):
     """The complete request for an answer or a table, as JSON; empty for runs of other kinds."""
 
     def ended(self, **known: Any) -> Run:
-        """Return the run after its end. `known`: the fields of `Run` that are not known before."""
+        """Return the run after its end. `known`: the fields of `Run` that are only known at the
+        end.
+        """
         fields = {
             name: value for name, value in asdict(self).items() if name in Run.__struct_fields__
         }
@@ -81,7 +84,9 @@ class Resumed(Frozen):
     turns: tuple[Turns, ...]
     """Recorded turns: of the interrupted run, of the run that it had resumed, and so on."""
     calls: tuple[Call, ...]
-    """All calls of these runs. A call that was in flight is charged its worst case."""
+    """All calls of these runs. Calls that were in flight at the interruption are charged their max
+    cost.
+    """
 
 
 class EarlierRun(Frozen):
@@ -103,7 +108,7 @@ class Journal(Protocol):
     """
 
     async def begin(self, start: RunStart) -> Admitted | EarlierRun:
-        """Begin a run: record it, and count it against its tenant's quotas.
+        """Begin a run: record it, and count it against the quotas of its tenant.
 
         If another run that is running or has finished has the same `request_id`, nothing is
         recorded, and an `EarlierRun` is returned. If an interrupted run has it, the new run resumes
@@ -127,7 +132,7 @@ class Journal(Protocol):
 
     async def reserve_for_answer(self, run_id: str, amount: Amount) -> None:
         """Reserve `amount` for the run's answer, in place of the amount reserved for it before.
-        Raises `BudgetExhausted` and `StoreFailed`; then the earlier reserve stays.
+        Raises `BudgetExhausted` and `StoreFailed`; then the earlier reservation stays.
         """
 
     def settle(self, call: Call) -> None:
@@ -142,11 +147,14 @@ class Journal(Protocol):
         messages: tuple[Message, ...],
         output: Completion,
     ) -> None:
-        """Record a completed turn of an agent. `messages`: the whole prompt. `output`: the turn."""
+        """Record a completed turn of an agent. `messages`: the whole prompt. `output`: the model's
+        output.
+        """
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
-        """Record a search, or the delegator's decision on the executors that were dispatched before
-        its turn ended, or the sub-query number of an ask (a piece of work on a table).
+        """Record a search, the sub-query number of an ask (a piece of work on a table), or the
+        decision whether to use executors that were dispatched before the delegator's turn had
+        ended.
         """
 
     def forget(self, run_id: str) -> None:
@@ -170,10 +178,12 @@ class NoJournal:
         return Admitted()
 
     async def finish(self, *_args: Any, **_named: Any) -> None:
-        """Do nothing. Used for `open` and `reserve_for_answer`, too: nothing is refused."""
+        """Do nothing. `open` and `reserve_for_answer` do the same: they refuse nothing."""
 
     def settle(self, *_args: Any, **_named: Any) -> None:
-        """Do nothing and return None."""
+        """Do nothing. The other methods that are not `async` do the same; `unfinished` returns
+        None.
+        """
 
     open = reserve_for_answer = finish
     unfinished = turn = note = forget = settle

@@ -37,8 +37,8 @@ from router.trace.values import SearchRecord
 _log = structlog.get_logger("ledger")
 _FIRST_WAIT_S = 10.0
 _LATER_WAIT_S = 1.0
-"""Max seconds for which a call waits until reservations of other calls are released. The first call
-of a run may wait longer. Later calls only wait briefly, because other runs may be waiting for
+"""Max seconds that a call waits until other calls release their reservations. The first call of a
+run may wait longer. Later calls only wait briefly, because other runs may be waiting for
 reservations that this run holds.
 """
 _FIRST_PAUSE_S = 0.02
@@ -62,24 +62,30 @@ class Caller(Frozen):
 
 @dataclass(slots=True)
 class _Books:
-    """Rows and state of a run. The ledger of the run and the ledgers of its managers share them."""
+    """Rows and state of a run, shared by the ledger of the run and the ledgers of its managers. A
+    manager is an agent that splits a sub-query among its own workers.
+    """
 
     calls: list[Call] = field(default_factory=list)
     by_agent: dict[AgentId, list[Call]] = field(default_factory=dict)
     cut: "list[Attempt]" = field(default_factory=list)
     """Interrupted attempts, whose tokens are counted when the ledger is closed."""
     early: "list[Attempt]" = field(default_factory=list)
-    """Completed attempts that are booked when the delegator has decided whether to use them."""
+    """Completed attempts that are booked only after the delegator has decided whether to use their
+    output.
+    """
     early_from: int | None = None
-    """The first sub-query whose calls wait for the delegator's decision; None if none waits."""
+    """Number of the first sub-query whose calls wait for the delegator's decision; None if none
+    waits.
+    """
     opened: int = 0
     """Number of calls that have been opened."""
     refusal: BudgetExhausted | None = None
 
 
 class Attempt:
-    """An attempt of a call while it is made. The caller passes its output to it, piece by piece.
-    When the attempt has ended, the ledger books it as a `Call`.
+    """An attempt of a model call that is under way. The caller passes the model's output to `take`,
+    piece by piece. When the attempt has ended, the ledger books it as a `Call`.
     """
 
     def __init__(self, opened: OpenedCall, price: Price | None) -> None:
@@ -89,7 +95,7 @@ class Attempt:
         self.usage: Usage | None = None
         """Usage as the endpoint reported it; None if it has not."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
-        """Function that takes the output so far, and returns the usage, counted by the model's
+        """Function that takes the output so far, and returns the usage as counted by the model's
         tokenizer. None if the endpoint has no tokenizer.
         """
         self.spoke: Callable[[], None] = lambda: None
@@ -158,7 +164,9 @@ def _outcome_of(error: Exception) -> Outcome:
 
 
 class Ledger:
-    """Books the calls of a run, and reserves the worst case of each call before it is made."""
+    """Books the calls of a run. Before each call, it reserves the call's worst case, that is the
+    max amount that the call can cost.
+    """
 
     def __init__(
         self,
@@ -188,15 +196,15 @@ class Ledger:
         self._books = _Books()
         self._resumed = resumed.turns if resumed else ()
         self._lead = DELEGATOR
-        """The agent that delegates in this layer: the delegator, or a manager."""
+        """The agent whose sub-queries this ledger books: the delegator, or a manager."""
         self._run: Ledger | None = None
         for call in resumed.calls if resumed else ():
             self._allowance.take(call.role, call.charged)
 
     def within(self, sub_query_index: int, manager: str) -> "Ledger":
-        """Return a ledger for a manager that works on a sub-query. It books into the same rows, but
-        the sub-query numbers that it gets are those of the manager's own workers. Its methods
-        `reserve_for_answer` and `decide` do nothing, because only the delegator's layer may reserve
+        """Return a ledger for a manager that works on a sub-query. It adds its rows to those of the
+        run. Sub-query numbers that are passed to it are those of the manager's own workers. Its
+        methods `reserve_for_answer` and `decide` do nothing, because only the delegator may reserve
         and decide.
         """
         ledger = copy(self)
@@ -206,7 +214,7 @@ class Ledger:
 
     @property
     def of_run(self) -> "Ledger":
-        """The ledger of the run; for a manager's ledger, the one that it was made from."""
+        """The ledger of the whole run: for a manager's ledger, the one from which it was made."""
         return self._run or self
 
     @property
@@ -227,7 +235,7 @@ class Ledger:
     @property
     def limited(self) -> bool:
         """True if a budget or a quota limits the run, so that the worst case of each call must be
-        known.
+        reserved.
         """
         return self._tenant_limited or self._allowance.limited
 
@@ -241,12 +249,12 @@ class Ledger:
         *,
         waits: bool = True,
     ) -> AsyncIterator[Attempt]:
-        """Book the body of the `async with` statement as one attempt, that is one row, however it
-        ends.
+        """Book one attempt as one row of the ledger. The body of the `async with` statement makes
+        the attempt; it is booked also if it fails.
 
         `number`: number of the attempt within its call. `worst`: the max amount that the attempt
-        can cost. `waits`: if the budget is too small only because of calls in flight, wait up to
-        some seconds until they end. Raises `BudgetExhausted` or `StoreFailed` before the body runs;
+        can cost. `waits`: whether to wait up to some seconds if the budget is only too small
+        because of calls in flight. Raises `BudgetExhausted` or `StoreFailed` before the body runs;
         then there is no row.
         """
         opened = await self._granted(
@@ -283,7 +291,7 @@ class Ledger:
     async def reserve_for_answer(self, amount: Amount) -> None:
         """Reserve `amount` for the answerer, in place of the amount reserved for it before.
 
-        Raises `BudgetExhausted` or `StoreFailed`; then the earlier reserve stays.
+        Raises `BudgetExhausted` or `StoreFailed`; then the earlier reservation stays.
         """
         if self._run:
             return
@@ -300,7 +308,9 @@ class Ledger:
         await self._granted(reserve)
 
     def turn(self, agent: AgentId, messages: tuple[Message, ...], output: Completion) -> None:
-        """Record a completed turn of an agent. `messages`: the whole prompt. `output`: the turn."""
+        """Record a completed turn of an agent. `messages`: the whole prompt. `output`: the model's
+        output.
+        """
         self._journal.turn(self.run_id, agent.within(self._lead), messages, output)
 
     def turn_before(self, agent: AgentId, messages: tuple[Message, ...]) -> Completion | None:
@@ -325,8 +335,8 @@ class Ledger:
         self._journal.note(self.run_id, Searched(agent.within(self._lead), search))
 
     def asks_before(self) -> dict[Ask, int]:
-        """Return the asks of the resumed run with the numbers of their sub-queries. An ask is one
-        piece of work on a table.
+        """Return the asks of the resumed run, each with the number of its sub-query. An ask is one
+        piece of work on a table, such as to find rows or to look up cells.
         """
         asks: dict[Ask, int] = {}
         for turns in reversed(self._resumed):
@@ -346,8 +356,8 @@ class Ledger:
         self._books.early_from = first
 
     def decide(self, below: int) -> None:
-        """Book the deferred calls: as completed if the number of their sub-query is less than
-        `below`, otherwise as wasted.
+        """Book the deferred calls after the delegator's decision. Calls for sub-queries with a
+        number less than `below` are booked as completed, all others as wasted.
         """
         if self._run:
             return
@@ -441,9 +451,9 @@ class Ledger:
     async def _granted(
         self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True
     ) -> Granted:
-        """Return the result of `ask`, a function that makes a reservation. `waits`: if the
-        reservation is only refused because of reservations for calls in flight, retry it for some
-        seconds. Raises the errors of `ask`.
+        """Return the result of `ask`, a function that makes a reservation. `waits`: whether to
+        retry for some seconds if the reservation is only refused because of calls in flight. Raises
+        the errors of `ask`.
         """
         until = time.monotonic()
         if waits:
@@ -460,7 +470,9 @@ class Ledger:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _executor(self, sub_query_index: int) -> AgentId:
-        """Return the identity of the executor that works on a sub-query of this layer."""
+        """Return the identity of the executor that works on a sub-query of this ledger's delegator
+        or manager.
+        """
         return AgentId("execution", sub_query_index).within(self._lead)
 
     def _calls_for(self, sub_query_index: int) -> Sequence[Call]:

@@ -21,7 +21,7 @@ class Tokens(Frozen):
 
 
 class EngineCount(Frozen):
-    """Tokens that an engine has counted since its start, for all its clients."""
+    """Tokens that an inference engine has counted since its start, for all its clients together."""
 
     start: float
     """Unix time in seconds at which the engine started."""
@@ -38,19 +38,20 @@ class LedgerSum(Frozen):
     running. They are named by `OpenedCall.request_id`; at most 1000 are named.
     """
     lower_bound: Tokens
-    """Tokens of the completed calls, and the known tokens of the interrupted ones. Estimated tokens
-    do not count.
+    """Tokens of the completed calls, plus the known tokens of the interrupted calls. Tokens that
+    were only estimated do not count.
     """
     upper_bound: Tokens
-    """Max tokens of all calls. For an uncertain call, that is the upper bound of its prompt, and
-    its max tokens.
+    """Max tokens that all calls together can have used. An uncertain call counts with the upper
+    bound of its prompt tokens (`OpenedCall.prompt_bound`) and with its output limit
+    (`OpenedCall.max_tokens`).
     """
     complete: bool = True
-    """False if some calls of the time span have been deleted."""
+    """False if calls of the time span have been deleted, so that the sums are too low."""
 
 
 class EngineCounts(Protocol):
-    """Protocol of a reader of engines' counters."""
+    """Protocol of a reader of the counters of inference engines."""
 
     async def read(self, base_url: str) -> EngineCount:
         """Return the counters of the engine at `base_url`. Raises `UpstreamError`."""
@@ -71,9 +72,9 @@ class ReconciledTokens(Frozen):
     engine: int
     """Tokens that the engine has counted."""
     ledger: int
-    """Tokens in the ledger that are certain: a lower bound."""
+    """Tokens that the calls in the ledger have certainly used: a lower bound."""
     ledger_max: int
-    """Max tokens that the calls in the ledger can have used: an upper bound."""
+    """Tokens that the calls in the ledger have used at most: an upper bound."""
 
     @property
     def verdict(self) -> ReconciliationVerdict:
@@ -94,7 +95,8 @@ class Reconciliation(Frozen):
     """Unix time in seconds at which the engine started; None for the verdict `unknown`."""
     completed_calls: int = 0
     uncertain_calls: tuple[str, ...] = ()
-    """Calls that may have used more tokens than the ledger has, by `OpenedCall.request_id`."""
+    """See `LedgerSum.uncertain_calls`; these calls may have used more tokens than the ledger has.
+    """
     prompt_tokens: ReconciledTokens | None = None
     completion_tokens: ReconciledTokens | None = None
 
@@ -118,7 +120,7 @@ class Reconciler(Frozen):
             return Reconciliation(deployment, "unknown", reason)
 
         if base_url is None:
-            return unknown("the model is called through LiteLLM, and its provider has no counters")
+            return unknown("its provider, called through LiteLLM, has no counters to compare with")
 
         # The lower bound is read before the engine and the upper bound after it, so that calls
         # that end in the meantime lie between the two.
@@ -133,7 +135,9 @@ class Reconciler(Frozen):
         if engine.start != begun.start:
             return unknown("the engine was restarted during the comparison; try again")
         if not after.complete:
-            return unknown("calls since the engine's start have been deleted")
+            return unknown(
+                "calls since the engine's start were deleted, so the ledger's sums are too low"
+            )
 
         prompt = ReconciledTokens(
             engine.tokens.prompt, before.lower_bound.prompt, after.upper_bound.prompt
@@ -182,7 +186,7 @@ class VLLMCounts(Frozen):
         except OSError as error:
             cause = type(error.__cause__ or error).__name__
             raise UpstreamUnavailable(
-                f"{shown_url} cannot be read: {cause}", endpoint=shown_url
+                f"{shown_url} cannot be read (is the engine running?): {cause}", endpoint=shown_url
             ) from error
         return _count(metrics, shown_url)
 

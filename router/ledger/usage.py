@@ -21,7 +21,8 @@ class UsageQuery(Frozen):
     tenant: str | None = None
     """Only calls of this tenant; None for all tenants."""
     by: tuple[Dimension, ...] = ("role", "model")
-    """Dimensions by which the calls are grouped. There is one sum for each combination of values.
+    """Dimensions by which the calls are grouped; the result has one row for each combination of
+    their values.
     """
     bucket: Bucket | None = None
     """Also group by the hour, day or month (UTC) in which calls started; None not to group by time.
@@ -29,7 +30,7 @@ class UsageQuery(Frozen):
 
 
 class UsageRow(UsageSums, frozen=True, kw_only=True):
-    """Sums over the calls of one group. A dimension is None if calls were not grouped by it."""
+    """Sums over the calls of one group. A dimension is None if the query did not group by it."""
 
     bucket_start: float | None = None
     """Unix time in seconds at which the hour, day or month begins; None without buckets."""
@@ -39,7 +40,7 @@ class UsageRow(UsageSums, frozen=True, kw_only=True):
     executor_version: str | None = None
     manager: str | None = None
     key_id: str | None = None
-    """Public part of an API key; empty for calls whose key is not known."""
+    """Identifier of the API key, without its secret; empty for calls whose key is not known."""
 
 
 class UsageReport(Frozen):
