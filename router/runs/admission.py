@@ -66,7 +66,7 @@ class Admission:
         await self._spare.wait()
 
     async def enter(self, tenant: str) -> None:
-        """Take a place for a run of `tenant`, and wait in the queue if none is free. The caller
+        """Take a place for a run of `tenant`. If no place is free, wait in the queue. The caller
         must call `leave` when the run is over. Raises `Overloaded` if the queue is full, or if
         there was no place within `queue_s`.
         """
@@ -131,8 +131,8 @@ class Admission:
         """Make room in the full queue for a new request of `tenant`: refuse the latest request of
         the tenant with the most waiting requests.
 
-        Raises `Overloaded` for the new request instead, unless that other tenant has at least two
-        waiting requests more than `tenant` has.
+        If that tenant has fewer than two waiting requests more than `tenant` has, raises
+        `Overloaded` instead, which refuses the new request.
         """
         longest = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)
         if len(self._queues.get(longest, ())) <= len(self._queues.get(tenant, ())) + 1:

@@ -10,8 +10,8 @@ from router.trace.table import TableOutcome
 from router.trace.values import AnswerOutcome, TopologyName
 
 MAX_LISTED_CHARS = 500
-"""Max characters of a request's text in a list of runs. With this limit, a page of a thousand runs
-fits into one gRPC message.
+"""Max characters of a request's text in a list of runs, so that a page of a thousand runs fits into
+one gRPC message.
 """
 
 
@@ -70,8 +70,8 @@ class RunFilter(Frozen):
     end: float | None = None
     """Select runs that started before this Unix time."""
     text: str = ""
-    """Select runs whose request, or the beginning of whose answer, contains this text. Upper and
-    lower case are not distinguished; in SQLite, this holds only for ASCII letters.
+    """Select runs if their request, or the beginning of their answer, contains this text. The
+    search ignores case; in SQLite, only that of ASCII letters.
     """
     outcome: AnswerOutcome | TableOutcome | None = None
     topology: TopologyName | None = None
@@ -97,8 +97,8 @@ class RunPage(Frozen):
     """A page of runs, newest first."""
 
     runs: tuple[RunSummary, ...]
-    """The runs. There may be fewer than requested: on the last page, and if the archive has looked
-    at many runs for this page and found few that match.
+    """The runs. There may be fewer than requested, not only on the last page: the archive stops
+    early if it has examined many runs and few of them match.
     """
     next_page: str
     """The token of the next page; empty on the last page."""
@@ -165,8 +165,9 @@ class Archive(Protocol):
     async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
         """Return the figures of the runs that match `wanted`, for each span of time.
 
-        `starts`: Unix times at which the spans begin, ascending; the first must not be after
-        `wanted.start`. Each span ends where the next one begins, and the last at `wanted.end`.
+        `starts`: Unix times at which the spans begin, in ascending order; the first must not be
+        after `wanted.start`. Each span ends where the next one begins, and the last at
+        `wanted.end`.
         """
 
     def export(self, wanted: RunFilter) -> AsyncIterator[ExportedRun]:
@@ -182,8 +183,8 @@ class Archive(Protocol):
         """
 
     async def feedback(self, run_id: str) -> tuple[Feedback, ...]:
-        """Return the feedback on a run, oldest first, at most `MAX_A_RUN` pieces. Empty if the run
-        is unknown.
+        """Return the feedback on a run, oldest first, at most `MAX_A_RUN` pieces. Return an empty
+        tuple if there is no such run.
         """
 
     async def request_cancel(self, run_id: str) -> None:

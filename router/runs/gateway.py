@@ -55,11 +55,13 @@ _PROBE_TOKENS = 16
 _PROBE_S = 10.0
 """Deadline of a probe, in seconds."""
 _REPORTING_SHARE = 0.05
-"""Share of the time of `Gateway.execute` that is kept for returning the result when the time for
-searching has run out.
+"""Share of the time limit of `Gateway.execute` that is reserved for returning the result after the
+time for searching is over.
 """
 _FOLDING_SHARE = 0.1
-"""Share of a table's time that is kept for building the table from the executors' reports."""
+"""Share of the time limit of a table that is reserved for building the table from the executors'
+reports.
+"""
 MAX_HISTORY = 40
 """Max messages before a question."""
 MAX_HISTORY_CHARS = 32_000
@@ -72,7 +74,9 @@ OUT_OF_SCOPE = (
 
 
 class AnswerRequest(Frozen):
-    """A question, the topology that answers it, and the conversation before it."""
+    """A question, the topology that answers it (how agents share the work), and the conversation
+    before it.
+    """
 
     question: str
     topology: TopologyName = "factorized"
@@ -135,8 +139,8 @@ _GRAVITY: dict[type[UpstreamError], int] = {
     UpstreamProtocolError: 1,
     MalformedOutput: 2,
 }
-"""Ranks of error classes: if several errors have occurred, the one with the lowest rank is
-reported. Other classes, such as refusals, have rank 0, because waiting does not help against them.
+"""Ranks of error classes. If several errors have occurred, the one with the lowest rank is reported
+to the client. Other classes, such as refusals, have rank 0, because a later retry would not help.
 """
 
 
@@ -166,9 +170,11 @@ class Gateway(Frozen, kw_only=True):
     as the demo's; None if all words may be used.
     """
     style: AnswerStyle = DEFAULT_STYLE
-    """Style of the answers where a request does not set it."""
+    """Style of answers; a request may override it."""
     on_answered: Callable[[Run], None] = lambda _run: None
-    """Called with each finished answer whose texts are stored and may be used for training."""
+    """Called with each finished run for an answer, if its texts are stored and may be used for
+    training.
+    """
 
     async def answer(
         self,
@@ -184,10 +190,11 @@ class Gateway(Frozen, kw_only=True):
         first rewritten so that it can be understood without the history. If that is impossible, the
         run's answer is a question to the user, and the run's outcome is `clarify`.
 
-        `on_event`: called with each event of the run. `streamed`: emit the answer while it is
-        written. Raises `BadRequest` for an invalid question, history, style or option, `BadConfig`
-        for a topology that is not configured, and `UpstreamError` if there is no answer because a
-        model or the retrieval failed. Also raises the errors of `RunLifecycle.open`.
+        `on_event`: called with each event of the run. `streamed`: whether events pass on the answer
+        while it is being written. Raises `BadRequest` for an invalid question, history, style or
+        option, `BadConfig` for a topology that is not configured, and `UpstreamError` if there is
+        no answer because a model or the retrieval failed. Also raises the errors of
+        `RunLifecycle.open`.
         """
         request = AnswerRequest(asked) if isinstance(asked, str) else asked
         request, options = await self.lifecycle.resumed("answer", request, options)
@@ -199,8 +206,8 @@ class Gateway(Frozen, kw_only=True):
         if request.history:
             if self.condenser is None:
                 raise BadConfig(
-                    "history: this gateway has no condenser, which questions with a history need; "
-                    "send a question without history."
+                    "history: this gateway has no condenser, the role that rewrites questions with "
+                    "a history; send the question without history."
                 )
             roles["condense"] = self.condenser.role
         self._check_prices(options, roles)
@@ -264,9 +271,9 @@ class Gateway(Frozen, kw_only=True):
         *,
         named: bool = True,
     ) -> bool:
-        """Return whether a question has words outside of the vocabulary. If so, put `ended` with an
-        answer that says so into `draft`. `named`: whether a question without any name counts as
-        outside too.
+        """Return whether a question has words outside of the vocabulary. If so, put `ended` into
+        `draft`, with an answer that names these words. `named`: whether a question without any name
+        is out of scope too.
         """
         outside = self.vocabulary.outside(question, named=named) if self.vocabulary else []
         if outside:
@@ -353,7 +360,9 @@ class Gateway(Frozen, kw_only=True):
         """
         messages = request.messages
         if not messages or messages[-1].role == "assistant":
-            raise BadRequest("messages must end with a message of role `user` or `system`.")
+            raise BadRequest(
+                "messages must end with a message of role `user` or `system`; append one."
+            )
         self._check_prices(options, self.roles)
         async with self.lifecycle.open(
             RunRequest("complete", messages[-1].content, request), options
@@ -390,8 +399,8 @@ class Gateway(Frozen, kw_only=True):
     def _topology(self, name: TopologyName) -> Topology:
         if name not in self.topologies:
             raise BadConfig(
-                f"topology {name}: is not configured here; add [managers.NAME] to the gateway's "
-                "config."
+                f"topology {name}: this gateway has no managers; use another topology, or add "
+                "[managers.NAME] to the config."
             )
         return self.topologies[name]
 
@@ -407,7 +416,7 @@ class Gateway(Frozen, kw_only=True):
             )
 
     def readable(self, field: str, question: str) -> str:
-        """Return a question or sub-query without surrounding white space. `field`: the name of the
+        """Return a question or sub-query without white space around it. `field`: name of the
         request's field, for error messages. Raises `BadRequest` if the text is empty or too long.
         """
         question = question.strip()
@@ -417,14 +426,14 @@ class Gateway(Frozen, kw_only=True):
             allowed = self.max_question_chars
             raise BadRequest(
                 f"{field} has {len(question)} characters; at most {allowed} are allowed "
-                "(server.max_question_chars)."
+                "(server.max_question_chars); shorten it."
             )
         return question
 
 
 def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamError | None:
-    """Return the error that left a run without an answer. None if the run has an answer, or if it
-    searched without errors and found nothing.
+    """Return the error because of which a run has no answer. Return None if the run has an answer,
+    or if it searched without errors and found nothing.
     """
     unanswered = trajectory.answer in (NOT_FOUND, NOT_SEARCHED)
     if not unanswered or trajectory.outcome not in ("not_found", "no_search"):
@@ -443,8 +452,8 @@ def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamErro
 
 
 def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
-    """Return the error that left a table without a row. None if the table has given rows, or if any
-    of its executions did not fail.
+    """Return the error because of which a table has no rows. Return None if the request contained
+    rows, or if at least one execution did not fail.
     """
     if run.given or any(not execution.failed for execution in run.executions):
         return None

@@ -49,8 +49,8 @@ POLL_S = 0.2
 """Seconds between two checks of the status of a run in another process."""
 _STORING_SHARE = 0.05
 _LONGEST_STORING_S = 0.5
-"""The part of a request's time that is kept for storing the run and sending the answer: this share
-of the whole time, but at most this number of seconds.
+"""Time that is reserved at the end of a request for storing the run and sending the answer:
+`_STORING_SHARE` of the whole time, but at most `_LONGEST_STORING_S` seconds.
 """
 _COUNTING_S = 0.25
 """Max seconds for counting the tokens of streams that were interrupted."""
@@ -79,7 +79,7 @@ class RequestOptions(Frozen):
     index: tuple[str, ...] = ()
     """Names of the indexes to search; empty for all that the caller's tenant may search."""
     filter: DocumentFilter = NO_FILTER
-    """Properties of the documents to search."""
+    """Conditions that the documents to search must meet."""
 
 
 class RunRequest(Frozen):
@@ -93,22 +93,23 @@ class RunRequest(Frozen):
     content, the second is refused.
     """
     settings: dict[str, RoleSetting] | None = None
-    """Models and prompts of the roles that work on the request; None for the gateway's own."""
+    """Models and prompts of the roles that work on the request; None for `RunLifecycle.settings`.
+    """
     answering_share: float = ANSWERING_SHARE
-    """Share of the run's time that is kept for writing the answer after the searches."""
+    """Share of the run's time that is reserved for writing the answer after the searches."""
     topology: str = ""
     timeout_s: float | None = None
     """Max duration of the run, in seconds; None for the gateway's limit."""
 
     def fingerprint(self, scope: Scope) -> str:
-        """Return the SHA-256 of kind, content and scope, by which equal requests are recognized."""
+        """Return the SHA-256 of kind, content and scope; equal requests have equal fingerprints."""
         whole = msgspec.json.encode((self.kind, self.content, scope))
         return hashlib.sha256(whole).hexdigest()
 
 
 @dataclass(slots=True)
 class OpenRun:
-    """A run under way, as `RunLifecycle.open` yields it to the code that does the work."""
+    """A run under way. `RunLifecycle.open` yields it to the code that does the work."""
 
     context: RunContext
     start: RunStart
@@ -133,7 +134,9 @@ class OpenRun:
 
     @property
     def last_events(self) -> tuple[Event, ...]:
-        """The events that are sent only after the run is stored: the answer of a finished run."""
+        """The events that are sent only after the run is stored: the event with the answer, or
+        none.
+        """
         result = self.context.draft.result
         if self.status == "finished" and isinstance(result, Trajectory):
             return (AnswerWritten(result.answer),)
@@ -141,8 +144,9 @@ class OpenRun:
 
     @property
     def error(self) -> str:
-        """The class and the message of the exception that ended a run that failed or was cancelled
-        on request; else empty. For the operator only, as the message may name addresses.
+        """The class and the message of the exception that ended the run, if the run failed or was
+        cancelled on request; otherwise empty. For the operator only, because the message may
+        contain addresses.
         """
         shown = self.status == "failed" or isinstance(self.failure, RunCancelled)
         return f"{type(self.failure).__name__}: {self.failure}" if shown else ""
@@ -150,7 +154,7 @@ class OpenRun:
 
 @dataclass(frozen=True)
 class RunLifecycle:
-    """Opens runs, enforces their deadlines, and stores them, whether they succeed or fail."""
+    """Opens runs, enforces their deadlines, and stores them at the end, even if they fail."""
 
     journal: Journal
     """Records the beginning and the end of runs."""
@@ -165,7 +169,7 @@ class RunLifecycle:
     admission: Admission = field(default_factory=Admission)
     observer: Observer = field(default_factory=Observers)
     conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
-    """Returns, by name, further values that determine what a run in a scope does, such as the
+    """Returns further values, by name, that determine the results of a run in a scope, such as the
     identifier of the index. A run can be resumed only while these values are the same. Raises
     `NotFound` for an index that does not exist.
     """
@@ -345,7 +349,8 @@ class RunLifecycle:
 
     async def _begin(self, start: RunStart) -> Admitted | Run:
         """Record the beginning of the run. If an earlier run has the same `request_id`, wait until
-        it ends, and return it if it finished. Raises `RunCancelled` if it is cancelled on request.
+        it ends, and return it if it finished. Raises `RunCancelled` if the earlier run is cancelled
+        on request.
         """
         while True:
             try:
@@ -364,13 +369,15 @@ class RunLifecycle:
             with suppress(NotFound):
                 run = await ended_run(began.run_id, self.archive, self.live)
             if run and run.status == "cancelled" and run.error:  # on request
-                raise RunCancelled(f"Run {run.id} was cancelled.")
+                raise RunCancelled(
+                    f"Run {run.id} of this request_id was cancelled; send the request again."
+                )
             if run is None or run.status != "finished":
                 continue
             if run.redacted:
                 raise RequestIdTaken(
                     f"request_id {start.request_id!r}: belongs to run {run.id}, whose answer is "
-                    "not stored, as this tenant's texts are not kept; choose a new request_id."
+                    "not stored (tenant setting redact); choose a new request_id."
                 )
             return run
 
@@ -378,9 +385,9 @@ class RunLifecycle:
     async def _stored_at_the_end(
         self, run: OpenRun, ends_at: float, advice: str
     ) -> AsyncIterator[None]:
-        """Store the run when the context is left, whether its work succeeded or failed. Waits until
-        `ends_at` for the store, then raises the failure of the work, if any, or else `OutOfTime`.
-        `advice`: text on what to do if the deadline passes, for the error message.
+        """Store the run when the context is left, whether its work succeeded or failed. Waits for
+        the store until `ends_at`; after that, raises the error of the work, or `OutOfTime` if there
+        is none. `advice`: advice for the error message that the deadline has passed.
         """
         try:
             async with asyncio.timeout_at(run.context.deadline):

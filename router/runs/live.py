@@ -46,9 +46,7 @@ class LiveRun:
         """Done when the run has ended: with the stored run, or with None if storing failed."""
         self._task = task
         self._reason: RolegateError | None = None
-        """The error with which the request of a cancelled run ends; None if `cancel` was not
-        called.
-        """
+        """The error that the request of a cancelled run raises; None if `cancel` was not called."""
         self._ending: asyncio.Future[Any] | None = None
         self._news: asyncio.Event | None = None
         """Set when the next event arrives or the run ends; None while no request watches the
@@ -75,7 +73,7 @@ class LiveRun:
         ended.
         """
         if self._reason is None and not self.ended.done():
-            self._reason = reason or RunCancelled(f"Run {self.run_id} was cancelled.")
+            self._reason = reason or RunCancelled(f"Run {self.run_id} was cancelled on request.")
             self._task.cancel()
 
     def reason(self, cancelled: asyncio.CancelledError) -> BaseException:
@@ -92,8 +90,8 @@ class LiveRun:
         the current task does not interrupt `ending`.
 
         Raises `TimeoutError` at `until`, in the event loop's time. Then `ending` continues in the
-        background, and the run is over when it is done. Raises `CancelledError`, after `ending` is
-        done or at `until`, if the client disconnected meanwhile.
+        background, and the run is over when `ending` is done. Raises `CancelledError`, after
+        `ending` is done or at `until`, if the client disconnected meanwhile.
         """
         self._ending = future = asyncio.ensure_future(ending)
         loop = asyncio.get_running_loop()
@@ -111,9 +109,9 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` when the run is over. This is immediately, unless `until_ended` has left a
-        coroutine in the background that still stores the run. In that case, `call` is called when
-        the coroutine is done.
+        """Call `call` when the run is over. If `until_ended` has timed out and its coroutine still
+        stores the run in the background, this is when the coroutine is done; otherwise it is
+        immediately.
         """
 
         def ended(ending: asyncio.Future[Any]) -> None:
@@ -162,8 +160,8 @@ class LiveRuns:
         tenant: str,
         on_event: OnEvent = lambda _event: None,
     ) -> Iterator[LiveRun]:
-        """Register a run on which the current task works. The run stays registered while the
-        context is open, and until it is stored.
+        """Register a run on which the current task works. It stays registered until the context is
+        left and the run is stored.
         """
         task = asyncio.current_task()
         assert task is not None

@@ -62,7 +62,7 @@ def _each(name: str) -> Callable[..., None]:
 
 
 class Observers:
-    """An observer that passes every call to several observers. It may have none."""
+    """An observer that passes every call to all of its observers. There may be none."""
 
     def __init__(self, *observers: Observer) -> None:
         self.all = observers

@@ -17,7 +17,7 @@ from router.trace.identity import Identity
 from router.trace.run import MAX_CHARS, Feedback
 
 _AFTER_EVENTS = 2
-"""Number of messages that follow the events of a run in a stream: the usage, and the answer or
+"""Number of messages that a stream sends after the events of a run: the usage, and the answer or
 table.
 """
 
@@ -26,7 +26,7 @@ _LARGE = 200
 _KEPT_S = 30.0
 """Seconds that an ended run stays in the cache."""
 _USED_S = 60.0
-"""Seconds after `_KEPT_S` in which requests may still use the run, before the run is freed."""
+"""Seconds for which requests may still use a run after `_KEPT_S`; then its memory is freed."""
 
 _PROGRESS_S = 2.0
 """Max seconds to wait for the progress of a run from the gateway that works on it."""
@@ -60,9 +60,10 @@ class Runs:
         """A lock for each run that is being loaded, so that concurrent readers load it once."""
 
     async def get(self, run_id: str, identity: Identity) -> Run:
-        """Return a run. A run that is under way has its events and calls so far. If another gateway
-        works on the run, the latest half second of them is missing, or all of them if that gateway
-        does not answer. Raises `NotFound` if there is no such run, or if the caller may not see it.
+        """Return a run; if it is under way, with its events and calls so far. If another gateway
+        works on it, the events and calls of the last half second may be missing, or all of them if
+        that gateway does not answer. Raises `NotFound` if there is no such run, or if the caller
+        may not see it.
         """
         async with self._loading.setdefault(run_id, asyncio.Lock()):
             run = self._ended.get(run_id)
@@ -202,7 +203,7 @@ class Runs:
 
 
 def _own(wanted: RunFilter, identity: Identity) -> RunFilter | None:
-    """Return the filter, limited to runs that the caller may see; None if it selects none."""
+    """Return the filter, restricted to runs that the caller may see; None if there can be none."""
     if wanted.tenant is not None and not identity.sees(wanted.tenant):
         return None
     return replace(wanted, tenant=identity.tenant or wanted.tenant)

@@ -18,16 +18,16 @@ from router.trace.table import Column
 
 T = TypeVar("T")
 _SHORT = 4_000
-"""Max size, as `_read_chars` returns it, of a result that is checked on the event loop. Such a
-check takes some milliseconds, which is less than it takes to hand it to a worker thread and back.
+"""Max size, as returned by `_read_chars`, of a result that is checked on the event loop. Such a
+check takes some milliseconds, which is less than the detour through a worker thread takes.
 """
 _SHORT_WORDS = 4
 """In an answer of at most this many words, every word is checked. In a longer answer, only names,
 numbers, and words of scripts without spaces are checked.
 """
 _STRANGE_SHARE = 0.25
-"""An answer is unsupported if at least this share of its words is checked and does not occur in the
-evidence. A name or number that does not occur makes it unsupported in any case.
+"""If this share of an answer's words, or more, is checked and does not occur in the evidence, the
+answer is unsupported. It is also unsupported if a single name or number does not occur.
 """
 _DATE = Column("", "date")
 _NUMBER = Column("", "number")
@@ -57,7 +57,7 @@ _PLAIN_WORDS = frozenset(
 """Words that need no support: verdicts such as "yes", and function words."""
 _PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
 MAX_CITATIONS = 500
-"""Max citations of a run to which the sentences of its answer refer."""
+"""Max citations of a run that are searched for the support of its answer."""
 _MAX_SENTENCES = 100
 """Max sentences into which an answer is split; the last one contains the rest of the answer."""
 
@@ -78,8 +78,9 @@ class AnswerSentence(Frozen):
 
 
 async def unblocked(result: Trajectory | Execution, work: Callable[..., T], *arguments: Any) -> T:
-    """Return `work(*arguments)`, which searches the passages of `result` for sentences, without
-    blocking the event loop: in a worker thread, unless the texts are short.
+    """Return the result of `work(*arguments)`, a function that searches the passages of `result`.
+    It runs in a worker thread, so that it does not block the event loop, unless the texts are
+    short.
     """
     if _read_chars(result) <= _SHORT:
         return work(*arguments)
@@ -87,8 +88,9 @@ async def unblocked(result: Trajectory | Execution, work: Callable[..., T], *arg
 
 
 def _read_chars(result: Trajectory | Execution) -> int:
-    """Return the size of the texts that are compared, in characters: the passages that the
-    executors were shown, and four times the answer and the evidence, those of managers included.
+    """Return how much text a check of `result` compares, in characters: the passages that the
+    executors were shown, and four times the answer and the evidence. Executors of managers are
+    included.
     """
     if isinstance(result, Trajectory):
         return 4 * len(result.answer) + sum(map(_read_chars, result.executions))
@@ -103,8 +105,8 @@ def grounds_of(
     executions: Iterable[Execution], cited: Iterable[Sequence[Sequence[Citation]]]
 ) -> dict[Citation, list[str]]:
     """Return the distinct citations of a run, each with its texts that may support an answer: the
-    title, the quote, and the points of evidence that have this citation. `cited`: for each of
-    `executions`, the citations of each point.
+    title, the quote, and the points (statements of evidence in a report) that have this citation.
+    `cited`: for each of `executions`, the citations of each point of its report.
     """
     grounds = dict[Citation, list[str]]()
     for execution, by_point in zip(executions, cited, strict=True):
@@ -116,10 +118,11 @@ def grounds_of(
 
 def is_supported(question: str, trajectory: Trajectory) -> bool:
     """Return whether the names and numbers of the trajectory's answer occur in the question, or in
-    evidence that a retrieved passage contains. Each sentence of a paragraph is checked by itself.
+    evidence that a retrieved passage contains. If the answer is a paragraph, each sentence is
+    checked separately.
 
-    A verdict such as "yes" is supported if there is any such evidence. A text such as "not known"
-    needs no support.
+    An answer such as "yes" is supported if there is any such evidence. An answer such as "not
+    known" needs no support.
     """
     executions = trajectory.executions
     cited = [execution.citations(execution.report.evidence) for execution in executions]
@@ -130,10 +133,11 @@ def is_supported(question: str, trajectory: Trajectory) -> bool:
 def answer_sentences(
     question: str, trajectory: Trajectory, grounds: Mapping[Citation, Iterable[str]]
 ) -> list[AnswerSentence]:
-    """Return the sentences of an answer, each with whether it is supported (see `is_supported`),
-    and by which of `grounds`. Only a paragraph is split; any other answer is one sentence.
+    """Return the sentences of an answer. Each says whether it is supported (see `is_supported`),
+    and by which citations of `grounds`. Only a paragraph is split; any other answer is one
+    sentence.
 
-    The list is empty for an answer that states nothing, such as a question back.
+    The list is empty for an answer that states nothing, such as a question to the user.
     """
     if trajectory.outcome in ("clarify", "out_of_scope"):
         return []
@@ -148,7 +152,9 @@ def answer_sentences(
 
 
 def _spans(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """Return the parts of an answer that are checked, in characters."""
+    """Return the start and end, in characters, of each part of an answer that is checked: of each
+    sentence of a paragraph, or else of the whole answer.
+    """
     answer = trajectory.answer
     spans = sentence_spans(answer)
     if trajectory.style and trajectory.style.length == "paragraph":
@@ -164,15 +170,15 @@ class _Evidence:
     """The texts that may support the sentences of one answer."""
 
     def __init__(self, question: str, grounds: Iterable[Iterable[str]]) -> None:
-        """`grounds`: the texts of each citation."""
+        """`grounds`: for each citation, its texts."""
         texts = [" ".join(ground) for ground in grounds]
         self._texts = texts
         self._everything = " ".join([question, *texts])
         self._known = _PLAIN_WORDS.union(fold(self._everything).split())
 
     def supports(self, claim: str) -> bool:
-        """Return True if `claim` says that nothing is known, or if its names, numbers and dates
-        occur in the evidence, and so do most of its other words that are checked.
+        """Return True if `claim` says that nothing is known, or if all its names, numbers and dates
+        and most of its other checked words occur in the evidence.
         """
         if _NOTHING_KNOWN.search(claim):
             return True
