@@ -75,7 +75,7 @@ def _place(run_id: str) -> float:
 
 
 def traffic_of(versions: "list[ExecutorVersion]") -> Traffic | None:
-    """Return the traffic that follows from the versions' states; None if no version is active."""
+    """Return the versions in use, according to their states; None if no version is active."""
     active = next((version.version for version in versions if version.state == "active"), None)
     if active is None:
         return None
@@ -122,7 +122,7 @@ Source = Literal["client", "judge", "operator"]
 
 
 class Judgement(Frozen):
-    """A judgement that says which of the two answers of a trial are right; both or none may be."""
+    """A judgement on the two answers of a trial. Both, one or none of them may be right."""
 
     candidate_right: bool
     active_right: bool
@@ -144,10 +144,9 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
     """Return a judgement on both answers of a trial, from feedback on the run that contains the
     right answer. An answer is right if it matches that answer exactly.
 
-    Return None if the feedback contains no right answer, because a verdict alone is only about one
-    of the two answers. Return None if its verdict contradicts its right answer. Return None in the
-    shadow stage: clients only see the active version's answers, so feedback may be biased towards
-    them.
+    Return None if the feedback contains no right answer, because a verdict alone is about only one
+    of the two answers, and if the verdict contradicts the right answer. Return None in the shadow
+    stage, too: clients only see the active version's answers, so their feedback may be biased.
     """
     if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
@@ -165,7 +164,7 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
 
 
 class Pair(Frozen):
-    """The values of a trial on which the gate bases its decision."""
+    """The values of one trial on which the gate bases its decision."""
 
     candidate_failed: bool
     active_failed: bool
@@ -183,8 +182,9 @@ registered or became the active one.
 
 
 class GateEvidence(Frozen):
-    """Evidence on one measure: the capital of two test martingales (see `gate.py`). A value of 1/α
-    or more rejects the martingale's null hypothesis at level α.
+    """Evidence on one measure, as the final capital of two series of bets that start with a capital
+    of 1 (test martingales; see `gate.py`). The larger a value is, the stronger is the evidence: a
+    wrong hypothesis reaches 1/α or more with a probability of at most α.
     """
 
     measure: str
@@ -196,16 +196,16 @@ class GateEvidence(Frozen):
 
 
 class EvidenceSource(Frozen):
-    """How much one source of judgements contributes to the evidence on correctness."""
+    """Contribution of one source of judgements to the evidence on correctness."""
 
     source: Source
     tenant: str
     """The tenant, if the source is a client; else empty."""
     decisive: int
-    """Pairs in which exactly one version is right, according to this source."""
+    """Number of pairs in which exactly one version is right, according to this source."""
     counted: int
-    """Number of the decisive pairs that count as evidence. The others count later, when the
-    tenant's share of all decisive pairs is small enough.
+    """Number of the decisive pairs that count as evidence now. The others count later, when the
+    tenant's share of all decisive pairs is small enough (see `gate.MAX_OF_ONE`).
     """
 
 
@@ -304,6 +304,6 @@ class VersionBook(Protocol):
         since: float,
     ) -> list[Pair]:
         """Return the trials of a candidate in the stage `stage` that ended at the Unix time `since`
-        or later, oldest first. Trials against an earlier active version are left out, and runs that
-        must not be used for training.
+        or later, oldest first. Leaves out trials against an earlier active version, and trials of
+        runs that must not be used for training.
         """

@@ -2,23 +2,25 @@
 further.
 
 The idea: the candidate and the active version both work on every run of the trial, which gives a
-*pair* of results. Each pair is a bet on the difference between the two results, a number in
-[-1, 1] that is positive if the candidate did better. The capital starts at 1, and each pair
-multiplies it by 1 + λ·gain. While the null hypothesis holds, the bets are unfavourable, so the
-capital hardly ever grows: it reaches 1/α with a probability of at most α, however often it is
-looked at (Ville's inequality; the capital is a test martingale). So the capital is the evidence
-against the null hypothesis, and a decision follows once it is large enough. The best stake λ is not
-known in advance. So the capital is the mean over a fixed grid of stakes, which is a martingale,
-too. See Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
+*pair* of results. The difference of the two results is a number in [-1, 1], positive if the
+candidate did better. The gate bets on these differences: it starts with a capital of 1, and each
+pair multiplies the capital by 1 + λ·gain, where λ is the stake. If the null hypothesis is true, the
+bets lose on average, so the capital is unlikely to grow. The probability that it ever reaches 1/α
+is at most α, however often it is checked. So a large capital is evidence against the null
+hypothesis, and the gate decides as soon as the capital is large enough. The best stake is not known
+in advance, so several stakes are used, and their mean capital counts.
+
+In terms of statistics, the capital is a test martingale, and the bound is Ville's inequality. See
+Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
 
 The null hypotheses, about the mean difference given all earlier pairs:
 
-    in favour   the mean is -margin or less: the candidate is worse by the margin or more
+in favour   the mean is -margin or less: the candidate is worse by the margin or more
     against     the mean is 0 or more: the candidate is not worse
 
-There are three measures: correctness, failures and tokens. Correctness uses decisive pairs only, in
-which exactly one version is right: 1 or -1. No client's tenant may contribute more than
-`MAX_OF_ONE` of them. `docs/gate.md` has the assumptions.
+There are three measures: correctness, failures and tokens. Correctness uses only decisive pairs, in
+which exactly one version is right; their difference is 1 or -1. No client's tenant may contribute
+more than the share `MAX_OF_ONE` of them. `docs/gate.md` states the assumptions.
 """
 
 import math
@@ -42,16 +44,18 @@ from router.versions.book import (
 )
 
 STAKES = (0.1, 0.3, 0.6, 0.99)
-"""Stakes λ of the bets. Small stakes win most if the versions differ often and in both directions,
-large stakes if they hardly differ. All are below 1, so that no single pair loses all capital.
+"""Stakes λ of the bets. Small stakes gain most if the versions differ often and in both directions,
+large stakes if the versions hardly differ. All are below 1, so that no pair loses all capital.
 """
 MAX_OF_ONE = 0.25
 """Max share of the decisive pairs that may come from one client's tenant."""
 _MORE_FAILURES = 0.05
-"""How much more often than the active version the candidate may fail, as a share of the runs."""
+"""Margin for failures: how much more often than the active version the candidate may fail, as a
+share of the runs.
+"""
 _MEASURES = 3
 _MAX_NAMED = 10
-"""Max number of tenants in the text of a reason. The figures contain all tenants."""
+"""Max number of tenants named in the reason for a decision. `TrialFigures` contains all of them."""
 _MAX_LOG = 500.0
 """Natural logarithm of the largest evidence; larger evidence is capped, to avoid overflows."""
 Item = TypeVar("Item")
@@ -143,9 +147,8 @@ def decide(
 
 
 def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[GateVerdict, str]:
-    """Return the decision on a canary that the results of the held-out questions lead to, and the
-    reason in words. `right`: for each question, whether the candidate was right, and whether the
-    active version was right.
+    """Return the decision on a canary after the held-out questions, and the reason in words.
+    `right`: for each question, whether the candidate and whether the active version was right.
 
     The decision is an exact binomial test at the level `error`. A question is decisive if exactly
     one version is right. It is a win if that is the candidate. With w wins among n decisive
@@ -182,16 +185,16 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
     """Return the sums over the pairs that count, and the evidence on each measure. `rule`: None for
     no evidence.
 
-    For a canary, the first pairs of runs that each version served count, equally many for both. So
-    it does not matter which version's answers clients saw, and how often they gave feedback on
-    them.
+    For a canary, equally many pairs count of runs that the candidate served and of runs that the
+    active version served: the first ones of each. So it does not matter which version's answers
+    clients saw, and how often they gave feedback on them.
 
     The differences that the evidence is computed from are:
 
-    - correctness: 1 or -1 for each decisive pair in which neither version failed;
-    - failures: for every pair, whether the active version failed minus whether the candidate did;
-    - tokens: for every pair, (k·active - candidate) / (k·active + candidate), where k is
-      `max_tokens_ratio`, and 0 if both versions spent nothing. There is no margin.
+    - correctness: 1 or -1 for each decisive pair in which neither version failed; - failures: for
+    every pair, whether the active version failed minus whether the candidate did; - tokens: for
+    every pair, (k·active - candidate) / (k·active + candidate), where k is `max_tokens_ratio`, and
+    0 if both versions spent nothing. The margin is 0.
     """
     if stage == "canary":
         pairs = balanced(pairs)
@@ -275,7 +278,8 @@ def _saved(pair: Pair, max_tokens_ratio: float) -> float:
 
 def _correctness(counted: Iterable[Judgement], margin: float) -> GateEvidence:
     """Return the evidence on correctness. It is computed from all decisive judgements, and again
-    without each tenant's judgements in turn; the smallest value counts.
+    without the judgements of each tenant in turn. The smallest value counts, so that no single
+    tenant can decide.
     """
     signs = defaultdict[str, Counter[float]](Counter)
     for judgement in counted:
@@ -288,13 +292,15 @@ def _correctness(counted: Iterable[Judgement], margin: float) -> GateEvidence:
 
 
 def _evidence(measure: str, differences: Counter[float], margin: float) -> GateEvidence:
-    """Return the evidence on a measure. `differences`: the number of pairs by their difference."""
+    """Return the evidence on a measure. `differences`: for each difference, the number of pairs
+    that have it.
+    """
     return GateEvidence(measure, _won(differences, 1, margin), _won(differences, -1, 0.0))
 
 
 def _won(differences: Counter[float], sign: int, margin: float) -> float:
-    """Return the final capital of the bets, as the mean over all stakes. `sign`: 1 to bet on the
-    candidate, -1 to bet against it. The order of the pairs does not matter, so pairs with equal
+    """Return the final capital of the bets, which is the mean over all stakes. `sign`: 1 to bet on
+    the candidate, -1 to bet against it. The order of the pairs does not matter, so pairs with equal
     differences are computed together.
     """
     logs = [

@@ -1,5 +1,5 @@
-"""Test of a candidate with the operator's held-out questions. The candidate and the active version
-answer them before the gate promotes the candidate.
+"""Test of a candidate with held-out questions, which the operator provides. The candidate and the
+active version answer them before the gate promotes the candidate.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from router.versions.trials import hindered
 
 _AT_ONCE = 4
 _MIN_KNOWN = 0.9
-"""Min share of the questions for which both versions must have a result, right or wrong."""
+"""Min share of the questions for which it must be known whether each version is right."""
 
 
 class HeldOutQuestion(Frozen):
-    """A question that no version was trained on. It is a line of a JSONL file; other keys in the
-    line are ignored.
+    """A question that no version was trained on: a line of a JSONL file. Other keys in the line are
+    ignored.
     """
 
     question: Annotated[str, Meta(min_length=1)]
@@ -45,8 +45,8 @@ class HeldOutTest:
         search: Callable[[Executes], FactorizedSearch],
         lifecycle: RunLifecycle,
     ) -> None:
-        """`executors`: has the executor of each version. `search`: returns the search loop with a
-        given executor. `lifecycle`: opens the runs in which the questions are answered.
+        """`executors`: returns the executor of each version. `search`: returns the search loop with
+        a given executor. `lifecycle`: opens the runs in which the questions are answered.
         """
         self._questions = list(dict.fromkeys(questions))
         self._executors = executors
@@ -66,8 +66,8 @@ class HeldOutTest:
         Each version answers each question in a separate run, which is booked to the operator.
         `since`: start of the trial; a repeated call with the same value reuses stored runs.
 
-        Raises `BadVersion` if these versions are not in use here, or if too many questions failed.
-        Also raises the errors of `RunLifecycle.open` and of the search.
+        Raises `BadVersion` if these versions are not in use at this gateway, or if too many
+        questions failed. Also raises the errors of `RunLifecycle.open` and of the search.
         """
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):

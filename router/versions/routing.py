@@ -18,10 +18,10 @@ from router.versions.book import Traffic
 
 _log = structlog.get_logger("versions")
 _LOST = ("no_report", "model_failed")
-"""Outcomes of an execution by a candidate after which another version works on its sub-query."""
-_FRESH_S = 1.0
-"""Interval, in seconds, at which the stored traffic is read, because another gateway may change it.
+"""If an execution by a candidate has one of these outcomes, another version works on the sub-query.
 """
+_FRESH_S = 1.0
+"""Seconds between two reads of the stored traffic, which another gateway may have changed."""
 
 
 class VersionRouting:
@@ -49,7 +49,7 @@ class VersionRouting:
         self.of = cache(make)
         """Returns the executor of a version."""
         self.traffic = Traffic(configured)
-        """The versions in use for new runs, without versions that could not be loaded."""
+        """The versions that new runs use. Versions that could not be loaded are left out."""
         self._on_record: Traffic | None = None
         self._kept = WeakKeyDictionary[Ledger, Traffic]()
         self._refreshing = asyncio.Lock()
@@ -57,7 +57,7 @@ class VersionRouting:
 
     @property
     def report_tokens(self) -> int:
-        """Max tokens of a report."""
+        """Max tokens of an executor's report."""
         return self.of(self._configured).report_tokens
 
     @property
@@ -69,8 +69,8 @@ class VersionRouting:
         return versions
 
     def role(self, context: RunContext) -> Role:
-        """Return the role of the active version, even if a candidate serves the run: callers use it
-        for estimates, which must not depend on a candidate.
+        """Return the role of the active version, even if a candidate serves the run. Callers use
+        the role for estimates, which must not depend on the candidate.
         """
         return self.of(self._traffic(context).active).role(context)
 
@@ -159,8 +159,8 @@ class VersionRouting:
 
 
 def _turned_away(execution: Execution, index: int, ledger: Ledger) -> bool:
-    """Return whether the endpoint refused the execution's first call. An engine does that if it has
-    no model with the version's name.
+    """Return whether the endpoint refused the first call of an execution, as engines do if they
+    have no model with the version's name.
     """
     failed_at_once = execution.outcome == "model_failed" and not execution.conversation.outputs
     return failed_at_once and ledger.last_outcome(index) == "refused"

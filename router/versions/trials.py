@@ -36,11 +36,12 @@ _log = structlog.get_logger("trials")
 _AT_ONCE = 4
 _WAITING = 64
 _CUT = ("time_exhausted", "budget_exhausted", "clarify")
-"""Outcomes of runs that get no trial. Some were ended by limits of the client, which do not apply
-to the other version. In the others, no executor worked.
+"""Outcomes of runs that get no trial. Runs whose time or budget was exhausted were ended by limits
+of the client, which do not apply to the other version. In a run with the outcome `clarify`, no
+executor has worked.
 """
 _HINDERED = ("budget_exhausted", "retrieval_failed")
-"""Outcomes that are not the fault of any version."""
+"""Outcomes of runs and executions that are not the fault of any version."""
 _REVIEWING_SHARE = 0.1
 """Max share of the time that is spent on reviews, because each review reads all trials of the
 candidate.
@@ -65,10 +66,10 @@ class Trials:
         review: Callable[[], Awaitable[object]],
         judge: Judge | None,
     ) -> None:
-        """`executors`: has the versions in use, and the executor of each version. `search`: returns
-        the search loop with a given executor. `lifecycle`: opens the runs of the trials. `review`:
-        lets the gate decide on the recorded trials. `judge`: a model that judges the two answers of
-        a trial if they differ; None for no judge.
+        """`executors`: knows the versions in use, and returns the executor of each version.
+        `search`: returns the search loop with a given executor. `lifecycle`: opens the runs of the
+        trials. `review`: lets the gate decide on the recorded trials. `judge`: a model that judges
+        the two answers of a trial if they differ; None for no judge.
         """
         self._executors = executors
         self._search = search
@@ -172,9 +173,9 @@ class Trials:
 
     async def _run_other(self, run: Run, version: str) -> tuple[Side, list[bool] | None] | None:
         """Work on a run's question with another version. Return that version's result, and the
-        judge's verdicts on the client's answer and on the other answer; None for the verdicts if
-        there are none. Return None if the run failed for a reason that is not the version's fault,
-        such as an unreachable endpoint.
+        judge's verdicts on the client's answer and on the other answer; the verdicts are None if
+        the judge gave none. Return None if the run failed for a reason that is not the version's
+        fault, such as an unreachable endpoint.
         """
         assert isinstance(run.result, Trajectory)
         search = self._search(self._executors.of(version))
@@ -231,9 +232,9 @@ class Trials:
 
 
 def _comparable(run: Run) -> bool:
-    """Return whether a run can have a trial: it ended normally, and its own executors wrote all
-    reports. The tokens of a report that was taken from another run are booked in that run, so they
-    could not be compared.
+    """Return whether a run can have a trial: it ended normally, and its own executors wrote all its
+    reports. If it took a report from another run, the tokens of the report are booked in the other
+    run, so they could not be compared.
     """
     result = run.result
     if not isinstance(result, Trajectory) or result.topology != "factorized":
@@ -244,8 +245,8 @@ def _comparable(run: Run) -> bool:
 
 
 def hindered(run: Run) -> bool:
-    """Return whether something failed in a run that is no version's fault, such as a search. Such a
-    run does not count as evidence.
+    """Return whether a run had a failure that is not the fault of any version, such as a failed
+    search. Such a run does not count as evidence.
     """
     assert isinstance(run.result, Trajectory)
     executions = run.result.executions

@@ -1,5 +1,6 @@
-"""Changes of the states of executor versions, by an operator or by the gate: register a version,
-try it as a shadow or a canary, promote it, roll it back.
+"""Changes of the states of executor versions, by an operator or by the gate. A version is
+registered, tried as a shadow (its answers are not shown) or as a canary (it serves a share of the
+runs), promoted, and rolled back.
 """
 
 import asyncio
@@ -57,7 +58,7 @@ class VersionDraft:
 
     @property
     def changed(self) -> list[ExecutorVersion]:
-        """The versions that the draft changes, as they are afterwards."""
+        """The versions that the draft changes, with their new states."""
         return [
             self._now[version.version]
             for version in self.expected
@@ -128,8 +129,7 @@ class VersionDraft:
             retired = [other for other in self._now.values() if other.state == "retired"]
             if not retired:
                 raise BadRequest(
-                    f"version {version.version!r}: there is no retired version to return to; "
-                    "promote another version instead."
+                    f"version {version.version!r}: no retired version is left; promote another."
                 )
             before = max(retired, key=lambda version: version.state_at)
             self.move(before, "active", "promote", f"{version.version} was rolled back.")
@@ -177,7 +177,7 @@ class Versions:
     canary_share: float = 0.2
     """Share of the runs that a candidate serves when the gate makes it a canary."""
     on_change: Callable[[], Awaitable[None]] | None = None
-    """Awaited after a version has changed its state. Its errors are logged."""
+    """Awaited after a version has changed its state. Errors that it raises are logged."""
     held_out: Examination | None = None
     """The test that a canary must pass before the gate promotes it; None if only operators may
     promote a version.
@@ -186,8 +186,8 @@ class Versions:
     _compared: dict[tuple[str, str, float], Sequence[tuple[bool, bool]]] = field(
         default_factory=dict, init=False
     )
-    """Results of the held-out questions. The keys are the candidate, the active version and the
-    Unix time at which the candidate's stage began.
+    """Results of the held-out questions; see `Examination.compare`. The keys are the candidate, the
+    active version and the Unix time at which the candidate's stage began.
     """
 
     async def traffic(self) -> Traffic:
@@ -260,7 +260,9 @@ class Versions:
         of `load`.
         """
         if state not in ("registered", "shadow", "canary"):
-            raise BadRequest(f"state must be registered, shadow or canary, got {state}.")
+            raise BadRequest(
+                f"state must be registered, shadow or canary, got {state}; see also promote."
+            )
         if state == "canary" and not 0 < share <= 1:
             raise BadRequest(f"canary_share must be above 0 and at most 1, got {share:g}.")
         if state != "canary" and share != 0:
@@ -291,7 +293,7 @@ class Versions:
         def plan(draft: VersionDraft) -> None:
             version = draft.find(name)
             if version.state == "active":
-                raise BadRequest(f"version {name!r}: is active already.")
+                raise BadRequest(f"version {name!r}: is active already, so nothing has changed.")
             draft.promote(version)
 
         await self._check_loaded(name)
@@ -370,7 +372,7 @@ class Versions:
         *,
         over: bool,
     ) -> tuple[GateVerdict, str]:
-        """Return the decision on a canary that has passed its trial, based on the held-out
+        """Return the decision on a canary that has passed its trial, according to the held-out
         questions, and the reason in words. The decision is `wait` until both versions have answered
         the questions. `over`: True if the stage has had its max number of trials.
         """
@@ -434,15 +436,18 @@ class Versions:
     async def _change(
         self, plan: Callable[[VersionDraft], None], decided_by: DecidedBy
     ) -> VersionDraft:
-        """Apply `plan` to a draft of the stored versions, and store the draft. If another process
-        has changed versions meanwhile, repeat it with the new versions.
+        """Apply `plan` to a draft of the stored versions, store the draft and return it. If another
+        process has changed versions meanwhile, repeat this with the new versions, at most five
+        times. Raises `StoreFailed` after that.
         """
         for _ in range(_ATTEMPTS):
             draft = VersionDraft(await self.book.versions(), decided_by)
             plan(draft)
             if not draft.decisions or await self._take(draft):
                 return draft
-        raise StoreFailed("Other processes keep changing versions of the executor; try again.")
+        raise StoreFailed(
+            "Other processes keep changing the versions, so nothing was changed; try again."
+        )
 
     async def _take(self, draft: VersionDraft) -> bool:
         if not await self.book.change(draft.expected, draft.changed, draft.decisions):
