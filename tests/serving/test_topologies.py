@@ -224,4 +224,4 @@ def test_ask_takes_a_topology(capsys: pytest.CaptureFixture[str]) -> None:
     with running() as address:
         assert main(["ask", "--address", address, "--topology", "factorized", question]) == 0
         assert main(["ask", "--address", address, "--topology", "host", QUESTION]) == 1
-    assert "add [managers.NAME] to the gateway's config" in capsys.readouterr().err
+    assert "add [managers.NAME] to the config" in capsys.readouterr().err

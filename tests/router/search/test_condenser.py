@@ -127,7 +127,9 @@ async def test_a_malformed_correction_is_a_fault_of_the_model() -> None:
     """It is not a question back to the user. The outputs stay in the run."""
     deployment = Deployment(condenser=ScriptedModel(["hello", "hello again"], "backbone"))
     store = Kept()
-    with pytest.raises(MalformedOutput, match="model 'backbone' does not follow the protocol"):
+    with pytest.raises(
+        MalformedOutput, match="output of model 'backbone' does not have the format"
+    ):
         await deployment.gateway(store).answer(
             AnswerRequest(ASKED, history=HISTORY), RequestOptions()
         )

@@ -359,7 +359,8 @@ def test_a_dead_address_is_reported_in_one_line(
         ("  ", "question is empty; write a question in plain words."),
         (
             "x" * 201,
-            "question has 201 characters; at most 200 are allowed (server.max_question_chars).",
+            "question has 201 characters; at most 200 are allowed (server.max_question_chars); "
+            "shorten it.",
         ),
         (DEAD_QUESTION, "delegation at http://127.0.0.1:9/v1: connection refused"),
     ],

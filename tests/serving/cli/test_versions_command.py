@@ -129,7 +129,7 @@ async def test_a_refusal_is_one_line(command: Command) -> None:
     """The status is 1."""
     assert await command("promote", BASE) == (
         1,
-        [f"rolegate: version '{BASE}': is active already."],
+        [f"rolegate: version '{BASE}': is active already, so nothing has changed."],
     )
     status, lines = await command("canary", FIRST, "--share", "2")
     assert (status, lines) == (
