@@ -13,7 +13,7 @@ from router.edge.grpc.convert_request import from_proto, page_size, time_field
 from router.errors import BadRequest
 
 _PAGE = 100
-_UNKNOWN = "page_token: is unknown; send the token of the previous page."
+_UNKNOWN = "page_token: is unknown; send the next_page_token of the previous page, or none."
 
 
 class AdminServicer(pb_grpc.AdminServiceServicer):
@@ -36,7 +36,7 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         return pb.ListKeysResponse(keys=map(_key_to_proto, keys), next_page_token=token)
 
     async def RotateKey(self, request: pb.RotateKeyRequest, _context: Any) -> pb.RotateKeyResponse:
-        """Replace a key, and return the text of the new one."""
+        """Replace a key by a new key, and return the text of the new key."""
         grace_s = time_field(request, "grace") or 0.0
         created = await self._administration.rotate_key(request.key_id, grace_s)
         assert created.replaced is not None
@@ -64,14 +64,16 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         return pb.UpdateKeyResponse(key=_key_to_proto(key))
 
     async def GetTenant(self, request: pb.GetTenantRequest, _context: Any) -> pb.GetTenantResponse:
-        """Return a tenant with what it has spent."""
+        """Return a tenant with the amounts that it has spent on the current day and in the current
+        month.
+        """
         tenant, spent = await self._administration.tenant(request.name)
         return to_proto(pb.GetTenantResponse, tenant=tenant, spent=spent)
 
     async def ListTenants(
         self, request: pb.ListTenantsRequest, _context: Any
     ) -> pb.ListTenantsResponse:
-        """Return a page of the tenants: `default` first, the others by name."""
+        """Return a page of the tenants: first the tenant `default`, then the others by name."""
         page, token = _page(await self._administration.tenants(), "name", request)
         return to_proto(pb.ListTenantsResponse, tenants=page, next_page_token=token)
 
@@ -128,7 +130,8 @@ def _changes(
     message: pb.Tenant | pb.Key, names: Sequence[str], settings: Sequence[str] = SETTINGS
 ) -> dict[str, Any]:
     """Return the values of the settings `names` in a message, by name. A setting that the message
-    lacks has its default. Raises `BadRequest` for a name that is not in `settings`.
+    does not contain has its default value. Raises `BadRequest` for a name that is not in
+    `settings`.
     """
     tenant = from_proto(Tenant, message, name="")
     if unknown := [name for name in names if name not in settings]:

@@ -1,5 +1,5 @@
-"""Conversion of our values to protobuf messages. Fields are copied by name; fields that need more
-than a copy are given explicitly.
+"""Conversion of the gateway's values (msgspec structs) to protobuf messages. Fields are copied by
+name; fields that need more than a copy are passed explicitly.
 """
 
 import re
@@ -50,12 +50,13 @@ WIRE_NAMES = {
     "canary_share": "share",
     "manifest_json": "manifest",
 }
-"""Attributes of our values whose message fields have another name, by the name of the field. Our
-names contain the unit of a time. Messages have types for times instead, which include the unit.
+"""Names of attributes of the gateway's values, by the name of the message field, where the two
+differ. Most of them are times: attribute names contain the unit, such as `duration_s`, but messages
+have types for times.
 """
 _MAX_BYTES = 2 << 20
-"""Max bytes of an answer's results. With at most `MAX_CITATIONS` citations, the message stays below
-the 4 MB that gRPC clients accept by default.
+"""Max bytes of an answer's `results`. Together with at most `MAX_CITATIONS` citations, the message
+stays below the 4 MB that gRPC clients accept by default.
 """
 _MAX_CHARS = 200_000
 """Max characters of a run's request and of its output, so that the message stays below 4 MB. The
@@ -64,13 +65,12 @@ trace contains the whole texts.
 
 
 def to_proto(kind: type[M], value: object = None, **given: Any) -> M:
-    """Return a message of type `kind`. Its fields are the keyword arguments `given`, and otherwise
-    the attributes of `value` with the names of the fields.
+    """Return a message of type `kind`. A field gets its value from the keyword arguments `given`,
+    or else from the attribute of `value` with the field's name (see `WIRE_NAMES`).
 
-    A field whose content is None stays unset. Times and durations in seconds are converted to
-    protobuf's types. Enum values, which are names in lower case without the prefix of the enum in
-    our values, are converted to numbers. Values for fields of message types are converted
-    recursively.
+    A field whose value is None stays unset. Times and durations in seconds are converted to
+    protobuf's types. Enum values are converted from names, in lower case and without the prefix of
+    the enum, to numbers. Values for fields of message types are converted recursively.
     """
     fields = {}
     for name, attribute, converted in _fields(kind.DESCRIPTOR):
@@ -82,8 +82,8 @@ def to_proto(kind: type[M], value: object = None, **given: Any) -> M:
 
 @cache
 def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
-    """Return for each field of a message: its name, the name of the attribute in our values, and
-    the function that converts the attribute, or None.
+    """Return for each field of a message: its name, the name of the attribute of the gateway's
+    values, and the function that converts the attribute; None if the attribute is copied.
     """
     return [
         (field.name, WIRE_NAMES.get(field.name, field.name), _conversion(field))
@@ -92,14 +92,16 @@ def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | 
 
 
 def _named(value: object, name: str) -> Any:
-    """Return the attribute of a value; for a call, also a count of its usage."""
+    """Return the attribute `name` of a value. For a call, `name` may also be a count of its usage,
+    such as `prompt_tokens`.
+    """
     if isinstance(value, Call) and not hasattr(value, name):
         return value.count(name)
     return getattr(value, name)
 
 
 def _conversion(field: Any) -> Callable[[Any], Any] | None:
-    """Return the function that converts our values for a message field; None if they are copied."""
+    """Return the function that converts the values for a message field; None if they are copied."""
     if field.enum_type is not None:
         prefix = prefix_of(field.enum_type)
         return {
@@ -129,8 +131,8 @@ def prefix_of(enum: EnumDescriptor) -> str:
 def execution_to_proto(
     execution: Execution, cited: Sequence[Sequence[Citation]] | None = None
 ) -> evidence_pb2.SubQueryResult:
-    """Convert an execution to a message with its sub-query, report and citations. `cited`: the
-    citations of each evidence point; None to compute them here.
+    """Convert an execution to a message with its sub-query, report and citations. `cited`: for each
+    evidence point (a statement of the report), its citations; None to compute them here.
     """
     report = execution.report
     points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)

@@ -1,5 +1,5 @@
-"""Conversion of request messages to our values. Every function raises `BadRequest` for an invalid
-request.
+"""Conversion of request messages to the gateway's values (msgspec structs). Every function raises
+`BadRequest` for an invalid request.
 """
 
 import re
@@ -74,12 +74,13 @@ def from_proto(
     at: str = "",
     **given: Any,
 ) -> Value:
-    """Return a value of type `kind`. Its attributes are the keyword arguments `given`, and
-    otherwise the fields of the message with the same names. Messages in it are converted, too.
+    """Return a value of type `kind`. An attribute gets its value from the keyword arguments
+    `given`, or else from the message's field with the same name. Nested messages are converted,
+    too.
 
-    If a field is absent, or is an unspecified enum value, its attribute has its default. An
-    attribute without a default is then None, or if it is a struct, the struct for an empty message.
-    `at`: see `enum_field`.
+    If a field is absent, or is an unspecified enum value, its attribute has its default value. If
+    there is no default, the attribute is None, or for a struct type, the struct of an empty
+    message. `at`: see `enum_field`.
     """
     for field in request.DESCRIPTOR.fields:
         name = field.name
@@ -105,9 +106,9 @@ def from_proto(
 
 @cache
 def _attributes(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
-    """Return a pair for each attribute of a struct type, by the attribute's name. The first value
-    is the type of the struct, or of the structs in the tuple, that the attribute holds; None if it
-    holds no struct. The second value is True if the attribute is required.
+    """Return a pair for each attribute of a struct type, by the attribute's name. First: the struct
+    type of the attribute, or of the items if it is a tuple; None if these are no structs. Second:
+    True if the attribute has no default.
     """
     attributes = {}
     for field in msgspec.structs.fields(kind):
@@ -251,8 +252,8 @@ def usage_query_from_proto(
 def _span(
     request: _Listing | usage_service_pb2.GetUsageRequest,
 ) -> tuple[float | None, float | None]:
-    """Return the start and the end of the period in a request, as Unix times; None if it is not
-    given. Raises `BadRequest` if the start is not before the end.
+    """Return the start and the end of the period in a request, as Unix times. Each is None if the
+    request does not contain it. Raises `BadRequest` if the start is not before the end.
     """
     start, end = (time_field(request, field) for field in ("start_time", "end_time"))
     if start is not None and end is not None and start >= end:
@@ -261,7 +262,9 @@ def _span(
 
 
 def time_field(request: Any, field: str) -> float | None:
-    """Return a field of a message as Unix time, or as seconds for a duration; None if absent."""
+    """Return a field of a message: a timestamp as Unix time, or a duration in seconds. Return None
+    if the field is absent.
+    """
     try:
         return getattr(request, field).ToNanoseconds() / 1e9 if request.HasField(field) else None
     except ValueError as error:
@@ -299,8 +302,8 @@ def _positive(field: str, limit: int) -> int:
 
 
 def page_size(requested: int, default: int) -> int:
-    """Return the number of entries of a page: the requested number, `default` if that is 0, and at
-    most 1,000.
+    """Return the number of entries of a page: `requested`, but at most 1,000, or `default` if
+    `requested` is 0.
     """
     if requested < 0:
         raise BadRequest(

@@ -37,19 +37,19 @@ def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableReques
 
 _MAX_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 20
-"""Max bytes of all rows in one message, and of a single row. A message is built and sent in one
-step, which would otherwise block the event loop.
+"""Max bytes of all rows in one message, and max bytes of a single row. A message is built and sent
+in one step of the event loop, which larger messages would block.
 """
 
 
 class EventsToProto:
-    """Converts the events of one run, an answer or a table, to messages of a stream. The events
+    """Converts the events of one run (for an answer or a table) to messages of a stream. The events
     must be passed in their order.
     """
 
     def __init__(self, kind: RunKind, earlier: Iterable[Event] = ()) -> None:
-        """`earlier`: events before the first one to convert, which the client already has. They are
-        needed to restore the state of a table.
+        """`earlier`: the events before the first event to convert. The client already has them;
+        they are needed to restore the state of a table.
         """
         self._message: Any = answer_pb.StreamAnswerResponse
         if kind == "table":
@@ -83,9 +83,9 @@ class EventsToProto:
 
 
 async def table_to_proto(run: Run, start: int = 0, end: int | None = None) -> pb.Table:
-    """Convert the table of a run, with its rows from index `start` up to but not including `end`;
-    None for all rows from `start` on. If the rows do not fit into a message, the last ones are left
-    out.
+    """Convert the table of a run, with its rows from index `start` up to but not including `end`.
+    If `end` is None, all rows from `start` on are included. If the rows do not fit into a message,
+    the last ones are left out.
     """
     return await in_viewer(_table_to_proto, run, start, end)
 

@@ -28,7 +28,7 @@ _OURS = "/rolegate.v1."
 _ENDING_S = 0.1
 """Max seconds for sending the final status to a client that does not read its stream."""
 _DRAIN_S = 5.0
-"""Max seconds for receiving the rest of a stream whose call has failed."""
+"""Max seconds for receiving the rest of a client's stream after its call has failed."""
 _SCOPES: dict[str, KeyScope] = {
     "AdminService": "operate",
     "AnswerService": "ask",
@@ -47,7 +47,7 @@ _SCOPES: dict[str, KeyScope] = {
 
 def needed_scope(method: str) -> KeyScope:
     """Return the scope that a key must have for a method such as `/rolegate.v1.RunService/GetRun`.
-    If `_SCOPES` has no entry for the method, the entry of its service counts.
+    If `_SCOPES` has no entry for the method, the entry of its service applies.
     """
     name = method.removeprefix(_OURS)
     return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]
@@ -175,7 +175,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             except TimeoutError:
                 raise OutOfTime(
                     f"The client sent nothing for {self._reading_s:g} s, so the call ends; send "
-                    "the request again."
+                    "the request again without a pause."
                 ) from None
             _check_decoded(request)
             check_sizes(request)  # on the event loop, as these messages have few fields

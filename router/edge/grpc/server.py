@@ -25,8 +25,8 @@ from router.errors import BadConfig
 from router.runs import Gateway, Observer
 
 _ENDING_S = 0.5
-"""Seconds for storing the runs that were interrupted and for sending their errors, before their
-calls are cancelled.
+"""Seconds for storing interrupted runs and sending their errors to the clients; then their calls
+are cancelled.
 """
 
 
@@ -44,7 +44,7 @@ class Server:
         observer: Observer | None = None,
     ) -> None:
         """`gateway`: does the work of AnswerService, CompletionService and ExecutionService; None
-        leaves these services out. `servicers`: implementations of further services; None is
+        to leave these services out. `servicers`: implementations of further services; None is
         ignored. `access`: None admits every caller to every method. `tls`: None for a server
         without TLS. `readiness`: state of the dependencies, for the health service.
         """

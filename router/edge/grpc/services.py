@@ -44,8 +44,8 @@ from router.versions import Versions
 
 
 async def streamed(kind: RunKind, work: Work) -> AsyncIterator[Any]:
-    """Do the work of a run in a task, and yield its events as messages, then its usage and
-    result.
+    """Do the work of a run in a task. Yield the run's events as messages while it is under way,
+    then its usage and its result.
     """
     to_proto = EventsToProto(kind)
     number = 1
@@ -60,7 +60,7 @@ async def streamed(kind: RunKind, work: Work) -> AsyncIterator[Any]:
 
 
 class _OfGateway:
-    """Base of the services whose work a `Gateway` does."""
+    """Base class of the services that pass their requests to a `Gateway`."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -240,9 +240,8 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._converting = asyncio.Lock()
-        """Held until the next step of the event loop, so that each step converts only one event,
-        for one watcher. All watchers of a run wake in the same step, and would otherwise block the
-        event loop together.
+        """Lets each step of the event loop convert only one event for one watcher. All watchers of
+        a run wake in the same step, and would otherwise block the event loop together.
         """
 
     async def GetRun(self, request: run_pb.GetRunRequest, _context: Any) -> run_pb.GetRunResponse:
