@@ -136,7 +136,10 @@ def test_a_run_that_fails_ends_its_stream_with_the_error(client: openai.OpenAI) 
         ({"background": True}, "background is not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools is not supported"),
         ({"tool_choice": "required"}, "tool_choice requires a tool call"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, r"input\[0\] refers to an item"),
+        (
+            {"input": [{"type": "item_reference", "id": "msg_1"}]},
+            r"input\[0\] refers to a stored item",
+        ),
         ({"input": []}, "input has no message with the role `user`"),
         ({"input": [{"role": "assistant", "content": "x"}]}, "input has no message with the role"),
         (

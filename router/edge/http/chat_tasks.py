@@ -1,7 +1,7 @@
 """Recognition of background tasks of chat tools: requests for titles, tags and follow-up questions.
 
 Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio, big-AGI and others send such requests in
-the same form as the questions of their users. No search should be made for them.
+the same form as the questions of their users. They need no search.
 """
 
 import re
@@ -12,7 +12,7 @@ _MAX_CHARS = 4000
 _HEAD_CHARS = 400
 _TEMPLATE = re.compile(r"#{1,4} *Task:(?!\s*Respond to the user)", re.IGNORECASE)
 """Start of Open WebUI's prompt templates for tasks. The template for a user's question about files
-starts alike, but it is not a task.
+starts in the same way, but is excluded, because it is no task.
 """
 _ASKED = re.compile(
     r"Your task is to reflect the speaker's likely facial expression"

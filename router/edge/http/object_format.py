@@ -1,9 +1,9 @@
-"""Objects in the form of a JSON schema, read from tables: one object is a table of one row, and a
-list of objects a table of many rows. Every property is a column.
+"""Answers in the form of a JSON schema, which are read from tables: an object is read from a table
+with one row, and a list of objects from a table with many rows. Every property is a column.
 
 The row of a single object is found like any row of a table, by sub-queries of the delegator. Its
-key is the property `subject`, or if there is none, the additional column `SUBJECT`, which names the
-thing that the question is about, and is left out of the object.
+key is the property `subject`. If there is none, the column `SUBJECT` is added as the key and left
+out of the object; it names the thing that the question is about.
 """
 
 from collections import Counter
@@ -90,8 +90,8 @@ class ObjectFormat(Frozen):
         return TableRequest(question, self.columns, max_rows=0 if self.rows else 1)
 
     def read(self, table: Table) -> tuple[Written, str]:
-        """Return the JSON text that a table gives. If required values are missing, return a refusal
-        that names them.
+        """Return the kind of the answer and its text: the objects of a table as JSON. If required
+        values are missing, the answer is a refusal that names them.
         """
         missing = Counter[str]()
         rows: list[Any] = [row.cells for row in table.rows]
@@ -180,8 +180,8 @@ def object_format(schema: bytes) -> ObjectFormat:
 
 
 def _value(column: Column, cell: Cell | None) -> object:
-    """Return the value of a property. None if it was not found, is not a complete value of the
-    property's type, or is not supported by any passage.
+    """Return the value of a property. Return None if it was not found, is not a complete value of
+    the property's type, or if no passage supports it.
     """
     if cell is None or not cell.value or is_mistyped(column, cell.value):
         return None

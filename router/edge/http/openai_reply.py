@@ -28,9 +28,9 @@ _OUTPUTS: dict[str, tuple[Any, ...]] = {
     "output_text": ("content", _MESSAGE, "content", "content_part", "output_text"),
     "refusal": ("refusal", _MESSAGE, "content", "content_part", "refusal"),
 }
-"""How each kind of text is sent. In chat completions: the name of its field. In the responses API:
-the item of the output, the name of the item's list of parts, and the first words of the names of
-the events about a part and about the part's text.
+"""How each kind of text is sent. First value: the name of its field in chat completions. Other
+values, for the responses API: the item of the output, the name of the item's list of parts, and the
+beginnings of the names of the events about a part and about the text of a part.
 """
 
 
@@ -121,13 +121,13 @@ class ResponseReply:
         }
         self._numbers = count()
         self._ended = list[Any]()
-        """The items of the output that have ended."""
+        """The completed items of the output."""
         self._kind = ""
         """Type of the part that is being written; empty if there is none."""
         self._text = ""
-        """Text of that part so far."""
+        """The text, so far, of the part that is being written."""
         self._place: dict[str, Any] = {}
-        """Place of that part in the output."""
+        """The place in the output of the part that is being written."""
 
     def whole(self, result: Result) -> Any:
         """Return the reply to a request that is not streamed."""
@@ -139,8 +139,8 @@ class ResponseReply:
         yield self._event("created", response=self._response("in_progress"))
 
     def write(self, kind: Written, text: str) -> Iterator[Any]:
-        """Yield the events for a further part of a text. If its kind differs from that of the part
-        before, they first end the item that is open, and open an item for the new kind.
+        """Yield the events for a further part of a text. If the text is of another kind than the
+        part before, the first events end the open item and open an item for the new kind.
         """
         _, _, parts, part, written = _OUTPUTS[kind]
         if self._kind != kind:
@@ -199,12 +199,14 @@ class ResponseReply:
         return {**self._place, **fields, "type": f"response.{kind}", "sequence_number": number}
 
     def _response(self, status: str, **fields: Any) -> dict[str, Any]:
-        """Return the response as it is now."""
+        """Return the response object with its output so far, the status `status` and further
+        `fields`.
+        """
         return {**self._head, "status": status, "error": None, "output": [*self._ended], **fields}
 
 
 Reply = ChatReply | ResponseReply
-"""The form of one reply."""
+"""A reply in the form of one of the two APIs."""
 
 
 def _annotations(result: Result) -> list[dict[str, Any]]:
@@ -223,8 +225,8 @@ def _annotations(result: Result) -> list[dict[str, Any]]:
 
 
 def usage_of(spent: list[RoleTotal], read: str, written: str) -> dict[str, Any] | None:
-    """Return the field `usage` of a reply, summed over all roles. None if no engine reported its
-    usage. Details that no engine reported are null.
+    """Return the field `usage` of a reply, summed over all roles. Return None if no engine reported
+    its usage. Counts that no engine reported are null.
 
     `read`, `written`: beginnings of the fields' names for the tokens that models read and wrote,
     such as `prompt` and `completion`.

@@ -28,13 +28,13 @@ OPTION = re.compile(
     "no.?cach|ind[ei]|filters?$|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body",
     re.IGNORECASE,
 )
-"""Names of unknown fields that are refused, because they look like an option of this gateway. All
-other unknown fields are ignored.
+"""Pattern of the names of unknown fields that are refused, because they look like an option of this
+gateway. All other unknown fields are ignored.
 """
 OPTIONS = ("no_cache", "rolegate")
 """Names of fields that are options of this gateway."""
 _TEXTS = ("text", "input_text", "output_text")
-"""Types of the parts that are texts."""
+"""Types of parts that contain text."""
 _NULL = msgspec.Raw(b"null")
 MaxTokens = Annotated[int, msgspec.Meta(ge=0)] | None
 _FEW = msgspec.Meta(max_length=MAX_REPEATED)
@@ -74,7 +74,9 @@ class StreamOptions(Frozen):
 
 
 class SearchOptions(Frozen, forbid_unknown_fields=True):
-    """The field `rolegate` of a request: what to search, as in the gRPC fields of these names."""
+    """The field `rolegate` of a request: the indexes and documents to search. The gRPC API has
+    fields with the same names.
+    """
 
     index: Annotated[tuple[str, ...], _FEW] = ()
     filter: DocumentFilter = NO_FILTER
@@ -114,19 +116,19 @@ class ChatRequest(Frozen, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     tool_choice: msgspec.Raw = _NULL
-    """Raw JSON. It is not decoded, because decoding an object of a megabyte would take long."""
+    """Raw JSON. It is not decoded, because decoding a large object would take long."""
     max_tokens: MaxTokens = None
     max_completion_tokens: MaxTokens = None
     no_cache: bool | None = None
-    """True if executors must work on every sub-query, instead of reusing reports of other runs. It
-    is the gRPC field of the same name, and not part of OpenAI's API.
+    """True if executors must work on every sub-query, instead of reusing reports of other runs. The
+    gRPC API has the same field; OpenAI's API does not.
     """
     rolegate: SearchOptions = SearchOptions()
     """Further options that are not part of OpenAI's API."""
     response_format: ResponseFormat | None = None
 
     def as_chat(self) -> "ChatRequest":
-        """Return the request in the form of a chat completion, which it already has."""
+        """Return the request itself, which already has the form of a chat completion."""
         return self
 
     @property
@@ -141,7 +143,9 @@ class ChatRequest(Frozen, kw_only=True):
 
     @property
     def filter(self) -> DocumentFilter:
-        """Properties of the documents to search."""
+        """Conditions that the documents to search must meet. Raises `BadRequest` if they are
+        invalid.
+        """
         documents = self.rolegate.filter
         return checked_documents(documents, len(msgspec.json.encode(documents)))
 
@@ -286,8 +290,8 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
         for number, message in enumerate(messages):
             if message.type == "item_reference":
                 raise BadRequest(
-                    f"input[{number}] refers to an item, but items are not stored; send the "
-                    "message."
+                    f"input[{number}] refers to a stored item, but this gateway stores none; send "
+                    "the message itself."
                 )
         text = msgspec.json.decode(self.text, type=TextOptions | None)
         return replace(

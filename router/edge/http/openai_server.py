@@ -4,9 +4,10 @@ It serves `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models`, `
 and the probes `GET /healthz`, `GET /readyz` and `GET /health`, which is another name of `/readyz`.
 
 There are three models. `rolegate` answers questions. `rolegate-table` fills a table; the question
-names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports.
-`MODEL:INDEX`, such as `rolegate:contracts`, does the same and searches only that index. With a JSON
-schema, the answer is an object that is read from a table (see `object_format.py`).
+names its columns (see `asked_table.py`). `rolegate-executor` works on one sub-query and reports. A
+name `MODEL:INDEX`, such as `rolegate:contracts`, selects the same model but searches only that
+index. If the request has a JSON schema, the answer is an object that is read from a table (see
+`object_format.py`).
 
 The question is the text of the last user message. The messages of the user and the assistant before
 it are its history; the oldest are left out if there are too many. System messages are instructions
@@ -180,8 +181,8 @@ async def _alive(_request: web.Request) -> web.Response:
 
 
 async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
-    """Return 503 with the parts that are down, or 200. The reasons may contain addresses, and the
-    probe needs no key, so only the log has them.
+    """Return 503 with the parts that are down, or 200 if there are none. The reasons are only
+    logged, because they may contain addresses, and the probe needs no key.
     """
     advice = "search the gateway's log for readiness.down"
     down = {
@@ -226,8 +227,9 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
 
 
 async def _result(run: Run, form: ObjectFormat | None, written: AnswerText | None = None) -> Result:
-    """Return the result of a finished run. `form`: the form of the objects to read from its table;
-    None for a text. `written`: the text that was already sent; None if the reply is not streamed.
+    """Return the result of a finished run. `form`: the form of the objects to read from the run's
+    table; None if the result is a text. `written`: the text that was already sent; None if the
+    reply is not streamed.
     """
     cited = await cited_answer(run)
     kind: Written = "output_text"
@@ -349,7 +351,9 @@ def _check_origin(origin: str) -> None:
     if origin == "null" or (
         origin.startswith("http") and not is_loopback(origin.partition("://")[2])
     ):
-        raise web.HTTPForbidden(text="Web pages of other hosts must not use this server.")
+        raise web.HTTPForbidden(
+            text="Web pages of other hosts must not use this server; call it from a program."
+        )
 
 
 def _model(name: str) -> dict[str, object]:

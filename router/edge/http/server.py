@@ -19,8 +19,8 @@ from router.errors import BadConfig
 from router.runs import Observer
 
 _ENDING_S = 0.25
-"""Seconds for which requests whose runs were interrupted may send their errors. aiohttp waits for
-requests under way for this time twice when it shuts down.
+"""Seconds in which requests whose runs were interrupted may send their errors to the clients. When
+aiohttp shuts down, it waits twice for this time.
 """
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\n"
@@ -31,8 +31,8 @@ _TOO_MANY = (
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a record is about an error of this server. Malformed requests are not: their
-    clients get status 400, and could otherwise fill the log without a key.
+    """Return whether a log record is about an error of this server. A malformed request is none:
+    its client gets status 400, and could otherwise fill the log without a key.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
@@ -106,7 +106,9 @@ class HTTPServer:
             )
         except (OSError, ValueError, OverflowError) as error:
             await self._runner.cleanup()
-            raise BadConfig(f"{setting}: cannot listen on {address}: {error}.") from None
+            raise BadConfig(
+                f"{setting}: cannot listen on {address}: {error}; use another."
+            ) from None
         return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
     async def drain(self) -> None:
