@@ -550,12 +550,14 @@ async def test_the_page_of_a_run_searches_the_indexes_of_the_run(world: World, r
         await client.feedback(run_id, accepted=False, right_answer=WORDS[right])
     for caller in (acme, world.callers["operator"]):
         page = await _page(caller, f"/runs/{run_id}")
-        assert "Lost by <b>the documents</b>" in page
+        assert "The right answer was lost by <b>the documents</b>" in page
         assert f"archive is {WORDS[right]}" not in page
     await world.accounts.set_tenant(Tenant("acme", indexes=("shared",)))
     while "acme" in words(await tried(_search, acme)):
         pass
-    assert "Lost by <b>delegation or retrieval</b>" in await _page(acme, f"/runs/{run_id}")
+    assert "The right answer was lost by <b>delegation or retrieval</b>" in await _page(
+        acme, f"/runs/{run_id}"
+    )
 
 
 async def _page(caller: Caller, path: str) -> str:

@@ -1,5 +1,5 @@
-"""Web pages with runs, usage and versions of the executor. The HTTP server that is compatible with
-OpenAI's API serves them too.
+"""Web pages for questions, runs, usage, documents, keys and executor versions. The
+OpenAI-compatible HTTP server also serves these pages.
 """
 
 from router.edge.pages.site import Site

@@ -1,5 +1,6 @@
 """The page with a form for questions. Each question starts a detached run, and the browser is
-redirected to the page of the run. A follow-up question names the runs of the questions before it.
+redirected to the page of the run. The form of a follow-up question contains the identifiers of the
+runs of the questions before it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ _MAX_EARLIER = 20
 async def earlier_runs(runs: Runs, identifiers: str) -> list[Run]:
     """Load the runs of the earlier questions of a conversation, without texts that the user may not
     see. `identifiers`: the runs' identifiers, oldest first, separated by commas. Raises `NotFound`
-    if one of them is no run of this user.
+    if one of the runs does not exist or the user may not see it.
     """
     if not identifiers:
         return []
@@ -39,15 +40,17 @@ async def earlier_runs(runs: Runs, identifiers: str) -> list[Run]:
 
 
 def with_run(identifiers: str, run_id: str) -> str:
-    """Add a run to the identifiers of a conversation's runs, and return the last identifiers: as
-    many as `earlier_runs` loads.
+    """Append `run_id` to the identifiers of a conversation's runs, and return the last ones, as
+    many as `earlier_runs` loads. `identifiers`, and the result: separated by commas.
     """
     earlier = identifiers.rsplit(",", _MAX_EARLIER) if identifiers else []
     return ",".join([*earlier, run_id][-_MAX_EARLIER:])
 
 
 def messages_of(runs: Iterable[Run]) -> list[Message]:
-    """Return the questions and answers of runs as messages, without those that have no text."""
+    """Return the questions and answers of runs as messages. Runs without a question or an answer
+    are left out.
+    """
     messages = list[Message]()
     for run in runs:
         if run.request and (answer := output_of(run)):
@@ -65,8 +68,8 @@ def add_asking(
     indexes: Sequence[str] = (),
 ) -> None:
     """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
-    None to use `gateway` for that, too. `runs`: loads the runs of earlier questions. `indexes`:
-    names of all indexes, of which the form offers those that the user may search.
+    None to let `gateway` fill them. `runs`: loads the runs of earlier questions. `indexes`: names
+    of all indexes, of which the form offers those that the user may search.
     """
 
     async def ask(request: web.Request) -> web.Response:

@@ -1,5 +1,5 @@
-"""The page with a tenant's uploaded documents (which are indexed, which were not read, the last
-build), and with the indexes of the config.
+"""The page with the uploaded documents of a tenant, the last build of their index, and the indexes
+of the config. It shows which documents are indexed and which could not be read.
 """
 
 import asyncio
@@ -17,8 +17,9 @@ def add_documents(
     site: Site, uploads: Uploads | None, passages: Callable[[], Mapping[str, int | None]]
 ) -> None:
     """Add the page to `site`, for users whose keys have the scope `documents`. `uploads`: None if
-    the gateway accepts none. `passages`: returns the number of passages of the config's indexes
-    that are on this machine, by name; None for an index that cannot be read. It may block.
+    the gateway accepts no uploads. `passages`: returns the number of passages of each of the
+    config's indexes that is on this machine, by name; None for an index that cannot be read. The
+    function may block.
     """
 
     async def shown(request: web.Request) -> web.Response:

@@ -11,8 +11,8 @@ UNKNOWN = "unknown"
 
 
 def money(nano_usd: int | None) -> str:
-    """Return an amount in billionths of a dollar as dollars: to the cent from one dollar on, and
-    with up to three significant digits below. `unknown` for None.
+    """Return an amount in billionths of a dollar as dollars. From one dollar on, it is rounded to
+    cents; smaller amounts have up to three significant digits. Return `unknown` for None.
     """
     if nano_usd is None:
         return UNKNOWN
@@ -33,7 +33,9 @@ def counted(number: int, noun: str) -> str:
 
 
 def seconds(duration_s: float | None) -> str:
-    """Return a duration as `340 ms`, `2.5 s` or `3 min 20 s`; `unknown` for None."""
+    """Return a duration in seconds as a text such as `340 ms`, `2.5 s` or `3 min 20 s`; `unknown`
+    for None.
+    """
     if duration_s is None:
         return UNKNOWN
     if duration_s < 1:

@@ -33,11 +33,11 @@ from router.trace.scope import DEFAULT_INDEX
 from router.trace.values import AnswerDelta
 
 _LOOKED_AT = 50
-"""Number of passages to retrieve for each query, when the index is searched for a right answer that
-the run did not find.
+"""Number of passages that are retrieved for each query if the index is searched for a right answer
+that the run did not find.
 """
 _GOLDS = 3
-"""Max number of right answers to search for: the most recent ones in the feedback."""
+"""Max number of right answers that are searched for: the most recent ones in the feedback."""
 _LANES = 100
 """Max number of agents on a page. The page is rendered every second while the run is under way."""
 _LINES = 50
@@ -58,8 +58,8 @@ class RunPages:
         """Add the pages to `site`.
 
         `retriever`: searches the documents for a right answer that the run did not find; None to
-        omit this search. `files_not_read`: returns by file suffix how many files could not be read
-        into the default index; None if unknown.
+        omit this search. `files_not_read`: returns the number of files that could not be read into
+        the default index, by file suffix; None if it is unknown.
         """
         self._files_not_read = files_not_read
         self._site = site
@@ -85,8 +85,8 @@ class RunPages:
         return run
 
     async def _page(self, request: web.Request, *, page: str, part: str) -> web.Response:
-        """Render the page of a run. For a request by htmx, render only `part`, which changes while
-        the run is under way.
+        """Render the page of a run from the template `page`. For a request by htmx, render only the
+        template `part`, whose content changes while the run is under way.
 
         If the part has not changed, htmx gets only the clock, which shows the duration so far. Once
         the run has ended, htmx is asked to reload the whole page.
@@ -149,7 +149,9 @@ class RunPages:
         agents = await in_viewer(timeline.Agents, run)
         agent = next((agent for agent in agents.ids if agent.path == path), None)
         if agent is None:
-            raise web.HTTPNotFound(text="This run has no such agent.")
+            raise web.HTTPNotFound(
+                text="The run has no agent with this name; open an agent from the run's page."
+            )
         lane = agents.lane(agent)
         execution = lane.execution
         cited = await in_viewer(execution.citations, execution.report.evidence) if execution else []
@@ -164,8 +166,8 @@ class RunPages:
         )
 
     async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
-        """Return the values of a run for the template. Except for the answer, they are cached, and
-        shared by users who may see the same.
+        """Return the values of a run for the template. All values except the answer are cached.
+        Users who may see the same texts share the cache.
         """
         key = (
             run.id,
@@ -201,8 +203,8 @@ class RunPages:
 
 
 async def _answer_of(run: Run) -> dict[str, Any]:
-    """Return the values for the template that are also shown for the earlier runs of a
-    conversation: answer, sources and outcome.
+    """Return the answer, sources and outcome of a run for the template. The page also shows these
+    values for the earlier runs of a conversation.
     """
     answer = dict[str, Any](cited=None, sources=())
     finished = run.status == "finished" and not run.redacted
@@ -238,9 +240,7 @@ def _view(run: Run, query: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _answer_so_far(run: Run) -> str:
-    """Return the answer as far as it is written while the run is running; empty for an ended
-    run.
-    """
+    """Return the part of the answer that a run has written so far; empty for an ended run."""
     answer = ""
     for event in run.events if run.status == "running" else ():
         if isinstance(event, AnswerDelta):

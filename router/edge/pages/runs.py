@@ -45,8 +45,8 @@ _OTHERS = (
     "since",
     "until",
 )
-"""Names of the filter form's other fields: `unsupported`, which has only one choice, and fields in
-which users type texts, or times in UTC.
+"""Names of the other fields of the filter form: `unsupported`, which has a single choice, and
+fields for texts and times (in UTC).
 """
 
 
@@ -55,8 +55,8 @@ def add_runs(site: Site, runs: Runs) -> None:
     figures: TTLCache[object, RunFigures] = TTLCache(1000, _FIGURES_S)
 
     async def figures_since(start: float, tenant: str | None) -> RunFigures:
-        """Return the figures of the runs since `start`. `tenant`: None for all that the user may
-        see.
+        """Return the figures of the runs since the Unix time `start`. `tenant`: None for all
+        tenants that the user may see.
         """
         key = start, tenant, caller().tenant
         if (shown := figures.get(key)) is None:
@@ -67,8 +67,8 @@ def add_runs(site: Site, runs: Runs) -> None:
     errors = LRUCache[str, str](10_000)
 
     async def error_of(run_id: str) -> str:
-        """Return the error of a failed run; empty if its trace cannot be read. Errors are cached,
-        because only the traces contain them, and reading a trace takes longer than reading the
+        """Return the error of a failed run; empty if the run cannot be loaded. Errors are cached,
+        because the list does not contain them, and loading a run takes longer than reading the
         list.
         """
         if run_id not in errors:
@@ -129,7 +129,7 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"Invalid filter: {error}.") from None
+        raise BadRequest(f"Invalid filter: {error}; choose a value of the form.") from None
 
 
 def unix_time(text: str) -> float:

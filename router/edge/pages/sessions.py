@@ -22,7 +22,7 @@ _MAX_PER_KEY = 20
 _PAUSE_S = 60.0
 """Seconds for which the wrong keys of an address are counted."""
 _MAX_WRONG = 10
-"""Max wrong keys from one address in that time."""
+"""Max wrong keys from one address within `_PAUSE_S` seconds."""
 _NO_SESSION = "Sign in with a key."
 _TOO_MANY = "Too many wrong keys from your address; try again in a minute."
 
@@ -67,8 +67,9 @@ class Sessions:
         return name
 
     async def identify(self, name: str) -> Identity:
-        """Return the current identity of the key of a session. Raises `NoKey` if there is no such
-        session or if its key was revoked, and `StoreFailed` if the keys cannot be read.
+        """Return the current identity of the key of a session. Raises `NoKey` if there is no
+        session of this name or if its key was revoked or has expired, and `StoreFailed` if the keys
+        cannot be read.
         """
         if not await self._access.required():
             return await self._access.identify(None)
@@ -81,7 +82,7 @@ class Sessions:
         self._open.pop(name, None)
 
     def token(self, name: str) -> str:
-        """Return the CSRF token of a session, which its forms send along."""
+        """Return the CSRF token of a session, which forms of the session must send."""
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, name: str, token: str) -> bool:

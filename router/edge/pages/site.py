@@ -41,7 +41,9 @@ _FORM = web.RequestKey("form", dict[str, str])
 _ENCODING = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 16
 _MAX_BYTES = 1 << 17
-"""Max fields and max bytes of a form. Forms are read before the caller is identified."""
+"""Max fields and max bytes of a form. They are low, because a form is read before the caller is
+identified.
+"""
 _EXPIRED = "This form belongs to another session; go back, reload the page and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -52,8 +54,8 @@ def field(request: web.Request, name: str) -> str:
 
 
 class Site:
-    """The web site: modules add their pages to it, and `openai_app` serves them at all paths that
-    it does not use itself.
+    """The web site. Other modules add their pages to it. `openai_app` serves the pages at all paths
+    that it does not use itself.
 
     Every request that changes something is a POST with the CSRF token of the session. The token is
     in the form field `csrf`, for which templates have the variable `csrf`, or in the header
@@ -84,8 +86,8 @@ class Site:
             for name, content in self._static.items()
         }.__getitem__
         self._forms: dict[str, tuple[str, dict[str, Any]]] = {"/sign-in": ("sign_in.html", {})}
-        """Templates of the pages whose form is shown again if its submission fails, by path, each
-        with further variables for the template.
+        """Pages whose form is shown again if its submission fails, by path: the template, and
+        further variables for it.
         """
         self.routes: list[web.RouteDef] = []
         self._templates.globals["pages"] = self._paths = set[str]()
@@ -233,7 +235,7 @@ class Site:
                 text="The form did not arrive in time; send it again."
             ) from None
         except ValueError:
-            raise BadRequest(f"The form has more than {_MAX_FIELDS} fields.") from None
+            raise BadRequest(f"The form has more than {_MAX_FIELDS} fields; send fewer.") from None
         ours = origin is None or origin.partition("://")[2] == request.host
         # A form that is shown again gets a new token, so texts of another site must not fill it.
         request[_FORM] = dict(fields) if ours else {}
@@ -265,7 +267,7 @@ class Site:
 
     async def _asset(self, request: web.Request) -> web.Response:
         if (content := self._static.get(name := request.match_info["name"])) is None:
-            raise web.HTTPNotFound(text="There is no such file.")
+            raise web.HTTPNotFound(text="There is no static file with this name.")
         # The file may be cached for a year, because its URL contains a hash of the content.
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}
         return web.Response(

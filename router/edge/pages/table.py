@@ -46,8 +46,9 @@ class TablePages:
     @staticmethod
     def view(run: Run, query: Mapping[str, str]) -> Mapping[str, Any]:
         """Return the values for the template that shows a page of the table. `query`: the query of
-        the URL. In it, `only` is a list of states, separated by commas: then only rows with such a
-        cell are shown. `row` is the number of the first row to show, among these.
+        the URL. Its parameter `only` is a list of cell states, separated by commas; if it is given,
+        only rows with a cell in one of these states are shown. `row` is the number of the first of
+        these rows to show.
         """
         filled = run_table(run)
         table = filled.table
@@ -87,7 +88,9 @@ class TablePages:
         run = await self._run(request)
         kind = request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
-            raise web.HTTPNotFound(text="This run has no such export.")
+            raise web.HTTPNotFound(
+                text="Only a run with a stored table can be exported, as md, csv, xlsx or json."
+            )
         sources = "sources" in request.query
         excluded = "excluded" in request.query
         key = run.id, run.status, len(run.events), len(run.calls), kind, sources, excluded
@@ -109,13 +112,16 @@ class TablePages:
 
 def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
     """Return the values for the template that shows a cell: the values that reports state for the
-    cell, with their sources. Raises 404 if there is no such cell.
+    cell, with their sources. Raises 404 if the table has no cell at this place, or if its texts are
+    not stored.
     """
     filled = run_table(run)
     table = filled.table
     exists = row_index < len(table.rows) and column_index < len(table.schema.columns)
     if not exists or run.redacted:
-        raise web.HTTPNotFound(text="This table has no such cell.")
+        raise web.HTTPNotFound(
+            text="The table has no cell at this row and column, or its texts are not stored."
+        )
 
     row = table.rows[row_index]
     column = table.schema.columns[column_index]
@@ -137,9 +143,11 @@ def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
 
 
 def number(text: str) -> int:
-    """Return a number in a URL as int. Raises `BadRequest` if it is not a number of one to nine
+    """Convert a number in a URL. Raises `BadRequest` if `text` is not a number of one to nine
     digits.
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
-        raise BadRequest(f"{text[:20]!r} is not the number of a row, column or agent.")
+        raise BadRequest(
+            f"{text[:20]!r} is not the number of a row, column or agent (1 to 9 digits)."
+        )
     return int(text)

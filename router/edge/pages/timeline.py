@@ -47,15 +47,18 @@ class Lane(Frozen, gc=False):
     sub_query: str = ""
     """The sub-query that the agent works on; empty for the delegator and the answerer."""
     round: int = 0
-    """Number of the round that dispatched the sub-query; 0 for none."""
+    """Number of the round in which the sub-query was dispatched; 0 if the agent has no sub-query.
+    """
     execution: Execution | None = None
-    """The agent's execution of the sub-query; None for other roles, and while the agent works."""
+    """The agent's execution of the sub-query; None for other roles, and while the agent is still
+    working.
+    """
     conversation: Conversation | None = None
     """The agent's conversation with its model; None if unknown."""
     place: tuple[int, ...] = ()
     """Sort key of the group of lanes to which the lane belongs. A manager and its workers are a
-    group; in a table, all agents that work on the same row are a group, and those that discover
-    rows.
+    group. In a table, the agents that work on the same row are a group, and so are the agents that
+    discover rows.
     """
 
     @property
@@ -104,7 +107,9 @@ class Agents:
             number: by_row.setdefault(event.ask.row if event.ask else number, number)
             for number, event in self.dispatched.items()
         }
-        """For each sub-query, the number of the first one for the same row of a table."""
+        """For each sub-query, by number: the number of the first sub-query for the same row of a
+        table.
+        """
 
         self._works = {work.agent: work for work in work_of(run)}
         self._calls = dict[AgentId, list[Call]]()
@@ -117,9 +122,10 @@ class Agents:
         )
         agents = dict.fromkeys((*self._works, *self._calls, *waiting))
         self.ids: list[AgentId] = sorted(filter(self._is_shown, agents), key=self._place)
-        """The agents in the order of their lanes: first condenser and delegator, then those of
-        sub-queries by the sub-queries' numbers, then answerer and judge. A manager comes before its
-        workers. In a table, agents for the same row are next to each other.
+        """The agents in the order of their lanes: first the condenser and the delegator, then the
+        agents that work on sub-queries, by the numbers of the sub-queries, then the answerer and
+        the judge. A manager comes before its workers. In a table, agents for the same row are next
+        to each other.
         """
 
     @property
@@ -159,7 +165,7 @@ class Agents:
 
 
 def length_s(run: Run) -> float:
-    """Return the duration of a run in seconds, up to the end of its last call."""
+    """Return the duration of a run in seconds, at least up to the end of its last call."""
     ends = (call.started_at + call.duration_s - run.started_at for call in run.calls)
     return max(run.duration_s, *ends, 1e-3)
 
@@ -174,13 +180,15 @@ def passages_of(run: Run) -> Mapping[str, Passage]:
 def sources(
     citations: Iterable[Citation], passages: Mapping[str, Passage]
 ) -> tuple[QuotedPassage, ...]:
-    """Return citations with the texts of their passages. `passages`: by identifier."""
+    """Return citations with the texts of their passages. `passages`: the run's passages by
+    identifier.
+    """
     return tuple(source(at, passages.get(at.passage_id)) for at in citations)
 
 
 def source(at: Citation, passage: Passage | None) -> QuotedPassage:
-    """Return a citation with its passage, split at the quoted sentence. If `passage` is None, the
-    result contains only the quote.
+    """Return a citation with the text of its passage, split at the quoted sentence. If `passage` is
+    None, return only the quote. If the passage does not contain the quote, return its whole text.
     """
     if passage is None:
         return QuotedPassage(at, "", at.quote, "")

@@ -24,12 +24,12 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
     "month": (31 * 24 * _HOUR_S, "day"),
     "year": (366 * 24 * _HOUR_S, "month"),
 }
-"""The time spans that users can choose, each with its length in seconds, and with the unit of time
-that one bar of the chart covers.
+"""The time spans that users can choose, each with its length in seconds, and with the time that one
+bar of the chart covers.
 """
 _SERIES = 6
-"""Max number of series in the chart, one for each colour. If there are more groups, the last series
-is the sum of the remaining groups.
+"""Max number of series in the chart: there is one colour for each. If there are more groups, the
+last series is the sum of the remaining groups.
 """
 _LABELS: dict[Bucket, str] = {"hour": "%d %b %H:00", "day": "%d %b", "month": "%b %Y"}
 
@@ -99,7 +99,9 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
 
 
 def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
-    """Return the sums over the whole time span by group, most prompt tokens first."""
+    """Return the sums over the whole time span by group; the group with the most prompt tokens is
+    first.
+    """
     members = defaultdict[str, list[UsageRow]](list)
     for row in rows:
         members[getattr(row, by) or "none"].append(row)
@@ -128,7 +130,7 @@ def _columns(
     """Return the bars of the chart: for every hour, day or month of the time span, tokens and
     billionths of a dollar by series. Groups without a series are added to the last series.
 
-    `starts`: its keys are the labels of the hours, days or months.
+    `starts`: see `_starts`; only its keys are used, the labels of the hours, days or months.
     """
     form = _LABELS[query.bucket or "hour"]
     columns: dict[str, dict[str, tuple[int, int]]] = {label: {} for label in starts}

@@ -184,7 +184,7 @@ async def test_pages_of_runs_search_the_uploads_of_the_run(world: World) -> None
             await client.feedback(run_id, accepted=False, right_answer=right)
         for caller in (acme, world.callers["operator"]):
             page = await _page(caller, f"/runs/{run_id}")
-            assert f"Lost by <b>the {lost_by}</b>" in page
+            assert f"The right answer was lost by <b>the {lost_by}</b>" in page
             assert f"archive is {right}" not in page
         assert words(await _page(world.callers["beta"], f"/runs/{run_id}")) == set()
 

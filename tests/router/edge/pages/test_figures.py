@@ -69,7 +69,7 @@ async def test_the_usage_page_sums_by_the_chosen_dimension(tmp_path: Path) -> No
             async with session.get(f"/usage?{time}&{query}") as response:
                 text = await response.text()
             assert [expected for expected in expected_texts if expected not in text] == [], query
-        assert "Money: unknown; set [prices] in the config." not in text
+        assert "Cost unknown: the config has no prices of these models; set [prices]." not in text
         assert "Money by model; the highest bar is" in text
         for span in ("day", "week", "month", "year"):  # at any hour and day
             for until in ("1970-01-01T00:30", "1970-01-01T23:30", "1970-01-02T00:00"):
@@ -158,7 +158,7 @@ async def test_a_cost_that_is_unknown_has_no_chart(tmp_path: Path) -> None:
         await put(world.database, run("run-1", 1000.0, calls))
         async with session.get("/usage?span=week&until=1970-01-02") as response:
             text = await response.text()
-        assert "Money: unknown; set [prices] in the config." in text
+        assert "Cost unknown: the config has no prices of these models; set [prices]." in text
         assert "Tokens by role; the highest bar is 1,100" in text
         assert "Money by" not in text
         async with session.get("/usage?span=week&until=1980-01-02") as response:

@@ -338,7 +338,7 @@ async def test_a_wrong_answer_names_the_role_that_lost_it(run_id: str, lost_by: 
             session, f"/runs/{run_id}/feedback", right_answer=" Tarn ", comment="She moved later."
         )
         text = await read(session, f"/runs/{run_id}")
-    assert f"Lost by <b>{lost_by}</b>" in text
+    assert f"The right answer was lost by <b>{lost_by}</b>" in text
     assert "She moved later." in text
     assert pages.store.given == [
         Feedback(run_id, False),
@@ -377,7 +377,7 @@ async def test_an_answer_in_no_document_is_lost_by_the_documents(
     ):
         await posted(session, f"/runs/{run_id}/feedback", right_answer="Tarn")
         text = await read(session, f"/runs/{run_id}")
-    assert "Lost by <b>the documents</b>" in text
+    assert "The right answer was lost by <b>the documents</b>" in text
     assert message in text
 
 
@@ -387,10 +387,12 @@ async def test_a_failing_retriever_leaves_the_cause_open() -> None:
         browsing(pages) as session,
     ):
         await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
-        assert "Lost by <b>the documents</b>" in await read(session, "/runs/run-delegation")
+        assert "The right answer was lost by <b>the documents</b>" in await read(
+            session, "/runs/run-delegation"
+        )
     async with shown(runs=runs()) as pages, browsing(pages) as session:
         await posted(session, "/runs/run-delegation/feedback", right_answer="Tarn")
-        assert "Lost by <b>delegation or retrieval</b>" in await read(
+        assert "The right answer was lost by <b>delegation or retrieval</b>" in await read(
             session, "/runs/run-delegation"
         )
 
@@ -527,7 +529,7 @@ async def test_a_redacted_run_shows_its_figures() -> None:
     redacted_run = redacted(DEMO["run-right"])
     async with shown(runs=[redacted_run]) as pages, browsing(pages) as session:
         text = await read(session, "/runs/run-right")
-        assert "are not kept" in text
+        assert "are not stored" in text
         assert "5,540 in" in text
         assert "Brenn" not in text
         await read(session, "/runs/run-right/agents/execution-0")

@@ -196,7 +196,7 @@ async def test_names_that_lists_have_beside_rows_are_shown() -> None:
     ):
         page = await read(session, "/runs/run-1")
     text = unescape(re.sub("<[^>]*>", "", page))
-    assert "In lists with rows, but in no row (1): <b>Vor</b>" in text
+    assert "Names listed next to rows of this table, but in no row (1): <b>Vor</b>" in text
 
 
 async def test_a_long_table_has_pages() -> None:
@@ -264,7 +264,7 @@ async def test_a_table_shows_only_conflicts_or_only_holes() -> None:
         ):
             text = await read(session, f"/runs/run-1?only={only}")
             assert re.findall(r'href="/runs/run-1/cells/(\d)/0"', text) == rows
-            assert ("No row has such a cell." in text) == (not rows)
+            assert ("No row has a cell in this state." in text) == (not rows)
         holes = await read(session, "/ask/run-2?before=run-1&only=missing,not_found&row=100")
         links = re.findall('href="([^"]*)">(?:Next|Previous)', unescape(holes))
         assert links == [
