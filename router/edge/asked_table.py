@@ -1,5 +1,5 @@
-"""Requests for tables from clients that send little more than a question: the OpenAI-compatible
-server and the web pages.
+"""Requests for tables that consist of little more than a question, as the OpenAI-compatible server
+and the web pages receive them.
 
 The columns are listed in a field of their request, or named in the question itself ("… with the
 columns: city, founder").
@@ -81,7 +81,7 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
     if len("".join(columns)) > _MAX_COLUMNS_CHARS:
         raise BadRequest(
             f"columns: the list of columns is longer than {_MAX_COLUMNS_CHARS:,} characters; list "
-            "fewer choices."
+            "fewer columns or choices."
         )
     listed = columns.split(",") if isinstance(columns, str) else columns
     check_number(listed)
@@ -93,9 +93,9 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
 
 
 def keys_of(names: Sequence[str]) -> set[str]:
-    """Choose the key columns of a table for which the request marks none, and return their names.
-    They are the first column that may identify a row alone, according to `_SHARED`, and all columns
-    before it.
+    """Return the names of the key columns of a table for which the request marks no keys: all
+    columns up to the first one that can identify a row by itself (whose name does not match
+    `_SHARED`).
     """
     last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
     return set(names[: last + 1])
@@ -115,13 +115,13 @@ def _columns_named_in(question: str) -> tuple[Column, ...]:
             return tuple(Column(name.rstrip("* "), key=name in keys) for name in names)
     raise BadRequest(
         "the question names no columns for its table; end it with a line such as "
-        "`columns: city*, founder, founded` (a * marks a key)."
+        "`columns: city*, founder, founded` (* marks a key column)."
     )
 
 
 def _names(text: str) -> list[str]:
-    """Return the column names at the start of a text: all on the first line, or one on each line up
-    to a blank line.
+    """Return the column names at the start of a text. They are either all on the first line, or one
+    per line up to a blank line.
     """
     first_line = _END.split(text.split("\n", maxsplit=1)[0], maxsplit=1)[0]
     if "|" in first_line:

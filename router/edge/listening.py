@@ -60,12 +60,14 @@ class TLS(Frozen, forbid_unknown_fields=True):
 
 @contextmanager
 def _naming(setting: str, path: str, wanted: str) -> Iterator[None]:
-    """Convert errors of reading a PEM file to `BadConfig` with the setting and the path."""
+    """Convert errors of reading a PEM file to `BadConfig`. `setting`, `path`: name of the setting
+    and path of the file, for the error message. `wanted`: what the file must contain.
+    """
     try:
         yield
     except ssl.SSLError as error:
         raise BadConfig(
-            f"server.tls.{setting}: {path} is not {wanted} ({error.reason or error})."
+            f"server.tls.{setting}: {path} is not {wanted} ({error.reason or error}); replace it."
         ) from None
     except OSError as error:
         raise BadConfig(
@@ -79,8 +81,8 @@ _BUSY_PAUSE_S = 0.5
 
 
 def host_of(text: str) -> str:
-    """Return the host name or IP address in a `Host` header or in host:port, in lower case. Empty
-    if `text` is neither.
+    """Return the host name or IP address in `text`, a `Host` header or host:port, in lower case.
+    Return an empty string if `text` has another form.
     """
     match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(:[0-9]*)?", text)
     return match[1].lower().strip("[]").removesuffix(".") if match else ""
@@ -137,8 +139,8 @@ async def before_listening(
 
 async def check_listening(address: str, setting: str, access: Access) -> None:
     """Raise `BadConfig` if other machines can connect to `address` although no API key is required.
-    `setting`: the name of the address in the config, for the message. Raises `StoreFailed` if the
-    keys cannot be read.
+    `setting`: name of the config's key with the address, for the message. Raises `StoreFailed` if
+    the keys cannot be read.
     """
     if not is_loopback(address) and not await access.required():
         raise BadConfig(

@@ -36,8 +36,8 @@ SOURCES = "\n\nSources:\n"
 """Text between an answer and the list of its sources."""
 _MARKUP = frozenset("\\!<&[](:#")
 """Characters with which markup begins or continues."""
-UNSUPPORTED = "Unsupported: no retrieved passage holds all of this answer; check it."
-"""Warning below an answer with names or numbers that no cited evidence contains."""
+UNSUPPORTED = "Unsupported: the retrieved passages do not contain all of this answer; check it."
+"""Warning that is shown below an answer with names or numbers that no cited evidence contains."""
 
 
 class SubAnswer(Frozen):
@@ -64,7 +64,7 @@ class CitedAnswer(Frozen):
     citations: tuple[Citation, ...]
     """Sentences that support the answer, without duplicates."""
     results: tuple[SubAnswer, ...]
-    """Sub-queries with their answers, in order of dispatch."""
+    """Sub-queries with their answers, in the order in which they were dispatched."""
     unsupported: bool = False
     """True if the answer has names or numbers that no cited evidence contains."""
     question: str = ""
@@ -74,11 +74,11 @@ class CitedAnswer(Frozen):
 
     @property
     def text(self) -> str:
-        """The result in Markdown: the answer, its numbered sources or a sentence that says why
-        there are none, and the sub-queries without a report.
+        """The result in Markdown: the answer, then its numbered sources or the reason why there are
+        none, then the sub-queries without a report.
 
-        In the answer, images, links and HTML are escaped; in the other texts, all markup. The
-        sentences of the answer have marks; see the function `marked`.
+        In the answer, only images, links and HTML are escaped; in the other texts, all markup is
+        escaped. The sentences of the answer have marks; see the function `marked`.
         """
         doubt = UNSUPPORTED if self.unsupported else ""
         return "\n\n".join(
@@ -102,7 +102,7 @@ class CitedAnswer(Frozen):
                 f"Searched for: {markdown(searched)}." if searched else "Nothing was searched for."
             )
         if not self.citations:
-            return "" if self.unsupported else "No retrieved passage holds this answer."
+            return "" if self.unsupported else "No retrieved passage supports this answer."
         lines = [SOURCES.strip()]
         for number, citation in enumerate(self.citations, 1):
             lines.append(f"[{number}] {markdown(source_line(citation))}")
@@ -140,8 +140,8 @@ class _CitedTable(CitedAnswer, frozen=True):
 
 
 class AnswerText:
-    """Markdown of an answer that is still being written, for a client that cannot replace text that
-    it has received.
+    """Markdown of an answer that is still being written. Text that was sent cannot be replaced, so
+    `take` returns only text that does not change any more.
     """
 
     def __init__(self) -> None:
@@ -150,9 +150,8 @@ class AnswerText:
         self._sent = ""
 
     def take(self, delta: AnswerDelta) -> str:
-        """Add a part of the answer, and return the Markdown that can be sent now. It ends where no
-        markup can continue, so everything sent so far is the beginning of the Markdown of the whole
-        answer.
+        """Add a part of the answer, and return the Markdown that can be sent now. The Markdown ends
+        at a place where no markup is open, so later parts do not change it.
         """
         self._answer = self._answer[: delta.kept_chars] + delta.text
         end = len(self._answer) - 1
@@ -280,8 +279,8 @@ def event_line(response: pb.StreamAnswerResponse | table_pb.StreamTableResponse)
 
 
 def progress_line(event: Any) -> str | None:
-    """Return an indented line of text that shows an event to a user: the start of a round, a
-    dispatched sub-query, a search or a report. None for other events.
+    """Return an event as an indented line of text for users: the start of a round, a dispatched
+    sub-query, a search or a report. Return None for other events.
 
     `event`: an `Event` of a run, or the gRPC message of the same name.
     """

@@ -23,8 +23,8 @@ class TableEvents:
         self.columns: tuple[Column, ...] = ()
         self.conditions: tuple[Condition, ...] = ()
         self.asks: dict[Ask, int] = {}
-        """The number of the sub-query for each ask. An ask is a request to discover rows, or to
-        fill or settle cells of a row.
+        """Number of the sub-query by ask. An ask is one piece of work on the table: discover rows,
+        or fill or settle cells of a row.
         """
         self.rows: dict[RowKey, Row] = {}
         self.executions: dict[int, Execution] = {}
@@ -48,7 +48,7 @@ class TableEvents:
 
 
 class RunTable(Frozen, dict=True):
-    """A table, with the asks that led to it and the executions of their sub-queries."""
+    """The table of a run, with the asks (pieces of work) and executions of its sub-queries."""
 
     table: Table
     asks: Sequence[Ask]
@@ -58,7 +58,9 @@ class RunTable(Frozen, dict=True):
 
     @cached_property
     def completeness(self) -> Completeness:
-        """Counts of rows, and of cells by state, and the estimated number of all rows."""
+        """Number of rows, number of cells by state, and the estimated number of all rows that
+        exist.
+        """
         reports = [(self.asks[number], execution) for number, execution in self.executions.items()]
         return completeness(
             self.table, independent_discoveries(reports), left_out(self.table, reports)
@@ -66,8 +68,8 @@ class RunTable(Frozen, dict=True):
 
 
 class _Fold:
-    """Cached table of one run. While the run is under way, each call of `of` only applies the
-    events that are new since the last call.
+    """Cached table of one run. While the run is under way, each call of `of` applies only the
+    events that have happened since the last call.
     """
 
     def __init__(self) -> None:
@@ -134,8 +136,8 @@ def is_of(claim: Claim, value: str, column: Column) -> bool:
     """Return whether a claim (a value that a report states) agrees with the value `value` of a
     cell.
 
-    In a key column, every claim agrees, because it is another name of the same row. Dates agree if
-    one is the other in a lower precision, such as a year and a day in that year.
+    In a key column, every claim agrees, because it is another name of the same row. Dates also
+    agree if one is less precise than the other, such as a year and a day in that year.
     """
     form = canonical(column, value)
     other = claim.canonical

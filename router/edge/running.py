@@ -75,7 +75,7 @@ class Detached:
     """
 
     def __init__(self, access: Access) -> None:
-        """A run is cancelled when `access` learns that the key of its request is revoked."""
+        """`access`: cancels a run when the key of its request is revoked."""
         self._access = access
         self._tasks = set[asyncio.Task[Run]]()
 

@@ -1,6 +1,7 @@
 """Translation of errors to the status codes, reasons and messages that clients get.
 
-One table has the status code and the reason of every error class, for gRPC and for HTTP.
+The table `STATUS` has the status code and the reason of every error class; `HTTP_STATUS` has the
+HTTP status of each status code.
 """
 
 import re
@@ -30,8 +31,8 @@ from router.trace.values import (
 
 _log = structlog.get_logger("edge")
 DEFAULT_RETRY_S = 5.0
-"""Seconds after which clients may retry if a model or the retrieval failed, and its endpoint stated
-no delay.
+"""Seconds after which clients may retry if a model or the retrieval failed and its endpoint sent no
+Retry-After header.
 """
 Value = TypeVar("Value")
 
@@ -132,11 +133,11 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     ),
     errors.ToolFailed: "A tool of the gateway failed; try again, or tell its operator.",
     errors.MalformedOutput: (
-        "The output of {who} does not follow the gateway's protocol; tell the gateway's operator."
+        "{who} wrote an output that the gateway cannot read; tell the gateway's operator."
     ),
 }
-"""Messages that tenants get in place of the errors' own messages, which may contain addresses, file
-names or the output of engines.
+"""Messages that tenants get instead of the messages of these errors, which may contain addresses,
+file names or the output of engines. `{who}` is replaced by the model or the retrieval.
 """
 
 
@@ -163,7 +164,7 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
     error = _innermost(error)
     if not isinstance(error, RolegateError):
         return Failure(
-            code_pb2.INTERNAL, "Internal error; the gateway's log has the details.", "INTERNAL"
+            code_pb2.INTERNAL, "Internal error of the gateway; its log has the details.", "INTERNAL"
         )
     code, reason = STATUS[type(error)]
     role = error.role if isinstance(error, UpstreamError) else None
@@ -181,8 +182,8 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
 
 
 def _retry_after_s(error: BaseException) -> float | None:
-    """Return the retry delay that the error states, in seconds. If it states none, return
-    `DEFAULT_RETRY_S` if a retry may help, else None.
+    """Return the seconds after which the client may retry: those that the error states, or else
+    `DEFAULT_RETRY_S` if a retry may help. Return None if it does not help.
     """
     wait_s: float | None = getattr(error, "retry_after_s", None)
     if wait_s is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError):
@@ -228,7 +229,7 @@ def message_of(error: str) -> str:
 
 
 def reason_of(error: str) -> str:
-    """Return the reason of a stored run's error, such as `OUT_OF_TIME`; empty if `error` is."""
+    """Return the reason of a stored run's error, such as `OUT_OF_TIME`; empty for no error."""
     return _row_of(error)[1] if error else ""
 
 
@@ -238,8 +239,8 @@ def _row_of(error: str) -> tuple[int, str]:
 
 
 def error_as_seen_by(error: str, identity: Identity) -> str:
-    """Return a stored run's error as `identity` may see it: tenants get the name of its class in
-    words, without the message.
+    """Return a stored run's error as `identity` may see it. Tenants get the class of the error,
+    such as `OutOfTime: out of time`, without the message.
     """
     if identity.tenant is None or not error:
         return error
@@ -266,8 +267,8 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
 
 def _without_server_errors(value: Value) -> Value:
     """Return a value without the error messages of tools and of the reranker, which may contain
-    paths, addresses or the output of a server. If there are none, the same object is returned, so
-    that caches recognize it.
+    paths, addresses or the output of a server. If there are none, return the same object, so that
+    caches keyed by identity still find it.
     """
     if isinstance(value, tuple):
         parts = [*map(_without_server_errors, value)]
@@ -288,7 +289,9 @@ def failure_of_run(run: Run, identity: Identity) -> Failure:
     that failed, was cancelled or was interrupted.
     """
     if run.status == "cancelled":
-        return Failure(code_pb2.CANCELLED, f"Run {run.id} was cancelled.", "RUN_CANCELLED")
+        return Failure(
+            code_pb2.CANCELLED, f"Run {run.id} was cancelled on request.", "RUN_CANCELLED"
+        )
     if run.status == "interrupted":
         return failure_of(errors.RunInterrupted.of(run.id))
     code, reason = _row_of(run.error)

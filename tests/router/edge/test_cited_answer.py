@@ -32,7 +32,7 @@ def test_sources_are_numbered_lines() -> None:
     "outcome", ["answered", "rounds_exhausted", "time_exhausted", "budget_exhausted", "reported"]
 )
 def test_an_answer_without_a_source_has_a_note(outcome: str) -> None:
-    assert cited(outcome).text == "Michael Mann\n\nNo retrieved passage holds this answer."
+    assert cited(outcome).text == "Michael Mann\n\nNo retrieved passage supports this answer."
 
 
 def test_an_unsupported_answer_has_a_note() -> None:
@@ -41,7 +41,7 @@ def test_an_unsupported_answer_has_a_note() -> None:
         "run-1", "answered", "Michael Mann", (), (), unsupported=True
     ).text
     assert without_sources.splitlines()[2:] == [
-        "Unsupported: no retrieved passage holds all of this answer; check it."
+        "Unsupported: the retrieved passages do not contain all of this answer; check it."
     ]
     with_sources = CitedAnswer(
         "run-1", "answered", "Michael Mann", (CITATION,), (), unsupported=True

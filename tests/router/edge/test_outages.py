@@ -208,7 +208,7 @@ async def test_an_answer_names_the_sub_queries_that_failed(fate: Answer) -> None
     failed = "no_report" if fate == "hello" else "model_failed"
     assert reply["choices"][0]["message"]["content"].splitlines()[::2] == [
         "Michael Mann",
-        "Unsupported: no retrieved passage holds all of this answer; check it.",
+        "Unsupported: the retrieved passages do not contain all of this answer; check it.",
         f"Could not look up: “b?” ({failed.replace('_', ' ')}).",
     ]
     assert [result["outcome"] for result in reply["rolegate"]["results"]] == ["reported", failed]

@@ -70,7 +70,9 @@ def test_a_place_without_pages_has_its_title_alone() -> None:
 def test_an_answer_without_evidence_is_marked() -> None:
     """The reader is asked to check it."""
     text = shown(done(pb.ANSWER_OUTCOME_ANSWERED, unsupported=True))
-    assert "Unsupported: no retrieved passage holds all of this answer; check it." in text
+    assert (
+        "Unsupported: the retrieved passages do not contain all of this answer; check it." in text
+    )
 
 
 def test_sentences_of_a_paragraph_are_marked() -> None:
