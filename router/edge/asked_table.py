@@ -1,7 +1,7 @@
 """Requests for tables that consist of little more than a question, as the OpenAI-compatible server
 and the web pages receive them.
 
-The columns are listed in a field of their request, or named in the question itself ("… with the
+The columns are listed in a field of the request, or named in the question itself ("… with the
 columns: city, founder").
 """
 

@@ -64,7 +64,7 @@ class _Refusing(grpc.GenericRpcHandler):
     """Refuses every call."""
 
     def service(self, _call: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a method."""
+        """Return a handler that refuses the call with UNAVAILABLE."""
 
         async def refuse(_request: bytes, context: Any) -> None:
             await context.abort_with_status(rpc_status.to_status(status_to_proto(_STARTING)))

@@ -47,18 +47,18 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         )
 
     async def ExpireKey(self, request: pb.ExpireKeyRequest, _context: Any) -> pb.ExpireKeyResponse:
-        """Set or remove the expiry of a key."""
+        """Set or remove the expiry of a key, and return the key."""
         at = time_field(request, "expire_time")
         key = await self._administration.expire_key(request.key_id, at)
         return pb.ExpireKeyResponse(key=_key_to_proto(key))
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, _context: Any) -> pb.RevokeKeyResponse:
-        """Revoke a key."""
+        """Revoke a key, and return it."""
         key, last = await self._administration.revoke_key(request.key_id)
         return pb.RevokeKeyResponse(key=_key_to_proto(key), last=last)
 
     async def UpdateKey(self, request: pb.UpdateKeyRequest, _context: Any) -> pb.UpdateKeyResponse:
-        """Change limits of a key."""
+        """Change limits of a key, and return the key."""
         changes = _changes(request.key, request.update_mask.paths, KEY_LIMITS)
         key = await self._administration.update_key(request.key.key_id, changes)
         return pb.UpdateKeyResponse(key=_key_to_proto(key))
@@ -80,7 +80,9 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
     async def UpdateTenant(
         self, request: pb.UpdateTenantRequest, _context: Any
     ) -> pb.UpdateTenantResponse:
-        """Change settings of a tenant."""
+        """Change settings of a tenant, or create the tenant if the request permits it, and return
+        it.
+        """
         tenant, unpriced = await self._administration.update_tenant(
             request.tenant.name,
             _changes(request.tenant, request.update_mask.paths),

@@ -163,7 +163,9 @@ def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2
 
 
 async def answer_to_proto(run: Run) -> pb.AnswerResponse:
-    """Convert the answer of a finished run."""
+    """Convert the answer of a finished run to a message, with its sub-query results, citations and
+    usage.
+    """
     assert isinstance(run.result, Trajectory)
     return await unblocked(run.result, _answer_to_proto, run, run.result)
 
@@ -268,8 +270,8 @@ def feedback_to_proto(feedback: Feedback) -> run_service_pb2.Feedback:
 def version_to_proto(
     version: ExecutorVersion, figures: TrialFigures | None = None
 ) -> version_pb.ExecutorVersion:
-    """Convert a version of the executor. `figures`: the figures of its trial; None if it is not on
-    trial.
+    """Convert a version of the executor to its message. `figures`: the figures of its trial; None
+    if it is not on trial.
     """
     return to_proto(version_pb.ExecutorVersion, version, figures=figures)
 

@@ -142,7 +142,7 @@ def options_from_proto(
 
 
 def answer_from_proto(request: _Answer) -> AnswerRequest:
-    """Convert a request to answer a question."""
+    """Return the question of a request, with its history, topology and style."""
     history = tuple(
         _message(f"history[{position}]", message)
         for position, message in enumerate(request.history)
@@ -174,7 +174,7 @@ def checked_documents(documents: DocumentFilter, size: int) -> DocumentFilter:
 
 
 def completion_from_proto(request: _Completion) -> CompletionRequest:
-    """Convert a request to continue a conversation."""
+    """Return the role, the messages and the limits of a request to continue a conversation."""
     if request.max_tokens < 0:
         raise BadRequest(
             f"max_tokens is {request.max_tokens}; it must not be negative, and 0 means the role's "
@@ -207,7 +207,7 @@ def state_from_proto(request: version_pb.SetExecutorVersionTrafficRequest) -> An
 
 
 def filter_from_proto(request: _Listing) -> RunFilter:
-    """Convert the filter in a request to list or export runs."""
+    """Return the filter of runs in a request to list or export runs."""
     start, end = _span(request)
     training = isinstance(request, run_service_pb2.ExportRunsRequest) and request.for_training
     return from_proto(
@@ -223,7 +223,9 @@ def filter_from_proto(request: _Listing) -> RunFilter:
 def feedback_from_proto(
     message: run_service_pb2.SubmitFeedbackRequest | run_service_pb2.Feedback, **given: str
 ) -> Feedback:
-    """Convert feedback on a run. `given`: attributes that the message does not have."""
+    """Return the feedback on a run in a message. `given`: attributes that the message does not
+    have.
+    """
     verdict = _VERDICTS[enum_field(message, "verdict")]
     return from_proto(Feedback, message, accepted=verdict, **given)
 
@@ -231,8 +233,8 @@ def feedback_from_proto(
 def usage_query_from_proto(
     request: usage_service_pb2.GetUsageRequest, identity: Identity
 ) -> UsageQuery:
-    """Convert a request for usage. For the key of a tenant, the query is limited to the calls of
-    that tenant.
+    """Return the query in a request for usage. If the caller's key belongs to a tenant, the query
+    is limited to the calls of that tenant.
     """
     dimensions = usage_service_pb2.UsageDimension.DESCRIPTOR
     by = [

@@ -1,4 +1,6 @@
-"""Conversion of requests for tables to our values, and of tables and their events to messages."""
+"""Conversion of requests for tables to the gateway's values, and of tables and their events to
+messages.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain

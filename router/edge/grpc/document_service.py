@@ -27,7 +27,7 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
     async def UploadDocument(
         self, requests: AsyncIterator[pb.UploadDocumentRequest], _context: Any
     ) -> pb.UploadDocumentResponse:
-        """Store a document."""
+        """Store a document that the client streams, and return its description."""
         uploads = accepting(self._uploads)
         first = await anext(requests, None)
         if first is None:
@@ -50,7 +50,7 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
     async def ListDocuments(
         self, request: pb.ListDocumentsRequest, _context: Any
     ) -> pb.ListDocumentsResponse:
-        """Return a page of the documents, by name."""
+        """Return a page of the documents, sorted by name."""
         size = page_size(request.page_size, _PAGE)
         build = await accepting(self._uploads).build(caller().books_on)
         rest = [stored for stored in build.documents if stored.name > request.page_token]

@@ -193,8 +193,8 @@ def _metadata(context: Any) -> dict[str, str]:
 
 
 def _reading(deserialize: Any) -> Any:
-    """Return a deserializer that returns a `BadRequest` for invalid bytes. If it raised the error,
-    gRPC would report UNKNOWN and log a traceback.
+    """Return a deserializer that returns a `BadRequest` for invalid bytes. A deserializer that
+    raised the error would make gRPC report UNKNOWN and log a traceback.
     """
 
     def read(sent: bytes) -> Any:

@@ -72,7 +72,7 @@ class AnswerServicer(_OfGateway, answer_pb_grpc.AnswerServiceServicer):
     async def Answer(
         self, request: answer_pb.AnswerRequest, context: Any
     ) -> answer_pb.AnswerResponse:
-        """Answer a question."""
+        """Answer a question, and return the answer with its citations and usage."""
         options = parse.options_from_proto(request, context)
         run = await self._gateway.answer(parse.answer_from_proto(request), options)
         return await convert.answer_to_proto(run)
@@ -185,7 +185,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def RegisterExecutorVersion(
         self, request: version_pb.RegisterExecutorVersionRequest, _context: Any
     ) -> version_pb.RegisterExecutorVersionResponse:
-        """Check a published version of the executor, load it, and register it."""
+        """Check a published version of the executor, load it, register it and return it."""
         version = await self._act(
             "register_version", request.version, self._versions.register(request.version)
         )
@@ -194,7 +194,9 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def SetExecutorVersionTraffic(
         self, request: version_pb.SetExecutorVersionTrafficRequest, _context: Any
     ) -> version_pb.SetExecutorVersionTrafficResponse:
-        """Start a trial of a version, as shadow or canary, or stop it."""
+        """Start a trial of a version, as a shadow or a canary, or stop the trial. Return the
+        version.
+        """
         state = parse.state_from_proto(request)
         change = self._versions.set_traffic(request.version, state, request.canary_share)
         version = await self._act("set_version_traffic", request.version, change, state=state)
@@ -206,7 +208,7 @@ class ExecutorVersionServicer(version_pb_grpc.ExecutorVersionServiceServicer):
     async def PromoteExecutorVersion(
         self, request: version_pb.PromoteExecutorVersionRequest, _context: Any
     ) -> version_pb.PromoteExecutorVersionResponse:
-        """Make a version the active version."""
+        """Make a version the active version, and return it."""
         version = await self._act(
             "promote_version", request.version, self._versions.promote(request.version)
         )
@@ -305,7 +307,7 @@ class RunServicer(run_pb_grpc.RunServiceServicer):
     async def SubmitFeedback(
         self, request: run_pb.SubmitFeedbackRequest, _context: Any
     ) -> run_pb.SubmitFeedbackResponse:
-        """Store feedback on a run."""
+        """Store feedback on a run, and return the identifier of the feedback."""
         feedback_id = await self._runs.feedback(parse.feedback_from_proto(request), caller())
         return run_pb.SubmitFeedbackResponse(feedback_id=feedback_id)
 

@@ -28,8 +28,8 @@ class TableServicer(pb_grpc.TableServiceServicer):
     """Implements `TableService`."""
 
     def __init__(self, tables: Tables, runs: Runs, access: Access) -> None:
-        """`tables`: fills the tables. `runs`: the stored runs. `access`: a detached run is
-        cancelled when the key of its request is revoked.
+        """`tables`: fills the tables. `runs`: the stored runs. `access`: cancels a detached run
+        when the key of its request is revoked.
         """
         self._tables = tables
         self._runs = runs

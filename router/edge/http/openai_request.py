@@ -89,7 +89,9 @@ class JSONSchema(Frozen):
 
 
 class ResponseFormat(JSONSchema, frozen=True):
-    """Format of the answer: `text`, `json_schema`, or `table`, which OpenAI's API does not have."""
+    """Format of the answer. `type` is `text`, `json_schema` or `table`; OpenAI's API does not have
+    `table`.
+    """
 
     type: str = "text"
     columns: str | tuple[str, ...] = ()
@@ -265,7 +267,7 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
     instructions: str | None = None
     max_output_tokens: MaxTokens = None
     text: msgspec.Raw = _TEXT
-    """`TextOptions` as JSON, which the response repeats."""
+    """The field `text` as JSON (see `TextOptions`). The response repeats it."""
     tools: msgspec.Raw = _NULL
     previous_response_id: msgspec.Raw = _NULL
     conversation: msgspec.Raw = _NULL
@@ -274,8 +276,8 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
 
     def as_chat(self) -> ChatRequest:
         """Return the request with the fields of a chat completion (`messages`, `max_tokens`,
-        `response_format`), set from the fields below. Raises `BadRequest` for features that this
-        gateway does not have, and `JSON_ERRORS` if `text` is invalid.
+        `response_format`), which are set from the fields of the responses API. Raises `BadRequest`
+        for features that this gateway does not have, and `JSON_ERRORS` if `text` is invalid.
         """
         for name in ("tools", "previous_response_id", "conversation", "prompt", "background"):
             value = bytes(getattr(self, name))
