@@ -131,8 +131,8 @@ class Admission:
         """Make room in the full queue for a new request of `tenant`: refuse the latest request of
         the tenant with the most waiting requests.
 
-        If that tenant has fewer than two waiting requests more than `tenant` has, raises
-        `Overloaded` instead, which refuses the new request.
+        Raises `Overloaded` for the new request itself, unless that tenant has at least two more
+        waiting requests than `tenant`.
         """
         longest = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)
         if len(self._queues.get(longest, ())) <= len(self._queues.get(tenant, ())) + 1:

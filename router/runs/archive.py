@@ -158,8 +158,8 @@ class Archive(Protocol):
     ) -> RunPage:
         """Return at most `size` runs that match `wanted`, newest first.
 
-        `page`: the token of the page, from the page before it; empty for the first page. Raises
-        `BadRequest` if this is no token of a page.
+        `page`: the token of the page, which the page before it contains; empty for the first page.
+        Raises `BadRequest` if the token is invalid.
         """
 
     async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:

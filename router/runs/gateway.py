@@ -152,9 +152,11 @@ class Gateway(Frozen, kw_only=True):
     """
 
     topologies: Mapping[TopologyName, Topology]
-    """The topologies for answers by name; `factorized` must be one of them."""
+    """The topologies (search loops with their roles) for answers, by name; `factorized` must be
+    among them.
+    """
     executor: Executes
-    """Works on single sub-queries."""
+    """The executor that works on the sub-queries of `execute`."""
     roles: Mapping[RoleName, Role]
     """The roles that `complete` may call."""
     lifecycle: RunLifecycle

@@ -43,7 +43,9 @@ class LiveRun:
         self._on_event = on_event
         self.events: list[Event] = []
         self.ended = asyncio.Future[Run | None]()
-        """Done when the run has ended: with the stored run, or with None if storing failed."""
+        """Done when the run has ended. Its result is the stored run; None if the run could not be
+        stored.
+        """
         self._task = task
         self._reason: RolegateError | None = None
         """The error that the request of a cancelled run raises; None if `cancel` was not called."""

@@ -68,7 +68,7 @@ class Observers:
         self.all = observers
 
     def __bool__(self) -> bool:
-        """Return whether it has any observer."""
+        """Return whether there is any observer."""
         return bool(self.all)
 
     request_began = _each("request_began")
@@ -86,7 +86,7 @@ class ObservedRetriever(Frozen):
 
     @property
     def index_id(self) -> str | None:
-        """See `IndexRetriever.index_id`."""
+        """Identifier of the index; see `IndexRetriever.index_id`."""
         return self.retriever.index_id
 
     async def search(
@@ -96,7 +96,7 @@ class ObservedRetriever(Frozen):
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`."""
+        """Search like `IndexRetriever.search`, and report each query to the observer."""
         began_at = time.time()
         begun = time.monotonic()
         error: str | None = None

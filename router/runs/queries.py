@@ -99,7 +99,7 @@ class Runs:
         identity: Identity,
     ) -> RunPage:
         """Return a page of at most `size` runs that match `wanted`, newest first. `page`: the token
-        of the page; empty for the first page. Raises `BadRequest` if this is no token of a page.
+        of the page; empty for the first page. Raises `BadRequest` if the token is invalid.
         """
         own = _own(wanted, identity)
         return await self._archive.list(own, size, page) if own else RunPage((), "")

@@ -190,7 +190,9 @@ class GateEvidence(Frozen):
     measure: str
     """`correctness`, `failures` or `tokens`."""
     in_favour: float
-    """Evidence that the candidate is not worse than the active version by the margin or more."""
+    """Evidence that the candidate is not worse than the active version, or worse by less than the
+    margin.
+    """
     against: float
     """Evidence that the candidate is worse."""
 

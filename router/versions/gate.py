@@ -71,8 +71,8 @@ class GateRule(Frozen):
     - pairs in which the candidate is right) / all decisive pairs.
     """
     error: float
-    """Max probability, per stage, of promoting a version that is worse by the margin or more in any
-    measure, and of rolling back a version that is worse in none.
+    """Max probability of each wrong decision, per stage: to promote a version that is worse by the
+    margin or more in some measure, and to roll back a version that is not worse in any measure.
     """
     max_tokens_ratio: float
     """Max executor tokens of the candidate, as a multiple of the active version's."""

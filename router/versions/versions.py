@@ -158,7 +158,9 @@ class Examination(Protocol):
         active: str,
         since: float,
     ) -> list[tuple[bool, bool]]:
-        """See `HeldOutTest.compare`."""
+        """Return for each question whether the candidate is right, and whether the active version
+        is right; see `HeldOutTest.compare`.
+        """
 
 
 @dataclass(slots=True)
@@ -261,7 +263,7 @@ class Versions:
         """
         if state not in ("registered", "shadow", "canary"):
             raise BadRequest(
-                f"state must be registered, shadow or canary, got {state}; see also promote."
+                f"state must be registered, shadow or canary, got {state}; for active, promote it."
             )
         if state == "canary" and not 0 < share <= 1:
             raise BadRequest(f"canary_share must be above 0 and at most 1, got {share:g}.")
