@@ -46,7 +46,7 @@ class Tenant(Frozen):
     tokens_per_day: int | None = None
     tokens_per_month: int | None = None
     nano_usd_per_day: int | None = None
-    """Billionths of a dollar."""
+    """Max cost in a day, in billionths of a dollar."""
     nano_usd_per_month: int | None = None
     requests_per_day: int | None = None
     requests_per_month: int | None = None
@@ -105,7 +105,7 @@ class Spent(Frozen):
     requests: int = 0
     tokens: int = 0
     nano_usd: int = 0
-    """Billionths of a dollar."""
+    """Cost, in billionths of a dollar."""
 
 
 class QuotaUse(Frozen):

@@ -61,7 +61,7 @@ class Auditor(Frozen):
 
     accounts: Accounts
     door: str
-    """See `AuditEvent.door`."""
+    """How the operator reached the gateway; see `AuditEvent.door`."""
     on_change: Callable[[], None] = lambda: None
     """Called after each act that has succeeded."""
 
@@ -73,10 +73,11 @@ class Auditor(Frozen):
         tenant: str | None = None,
         **known: object,
     ) -> T:
-        """Await `work`, which carries out an administrative act on `target`, log it as `admin.ACT`
-        with the caller's key, and return its result. The act is completed and logged even if the
-        request is cancelled meanwhile, for instance because it revokes its own key. If `work`
-        raises an error, the error is written to the audit log, and nothing to the gateway's log.
+        """Await `work`, which carries out an administrative act on `target`, and return its result.
+        Log the act as `admin.ACT`, with the identifier of the caller's key. The act is completed
+        and logged even if the request is cancelled meanwhile, for instance because it revokes its
+        own key. If `work` raises an error, the error is written to the audit log, and nothing to
+        the gateway's log.
 
         `tenant`: the tenant that the act is about. `known`: the values that the act sets.
         """

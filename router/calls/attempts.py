@@ -47,8 +47,8 @@ call fails immediately.
 """
 _MIN_TOKENS = 64
 _MIN_SHARE = 4
-"""A call is made only if the budget has room for at least 64 output tokens, and for at least a
-quarter of the role's output limit. See `min_output_tokens`.
+"""If the budget is short, a call is made only if there is room for at least `_MIN_TOKENS` output
+tokens, and for a quarter (1 / `_MIN_SHARE`) of the role's output limit. See `min_output_tokens`.
 """
 BYTES_PER_TOKEN = 4
 """Typical number of bytes of a token; precise enough to compare the load of replicas."""

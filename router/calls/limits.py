@@ -53,9 +53,9 @@ def prompt_bound(messages: Iterable[Message]) -> int:
     """Return an upper bound of the number of tokens of messages, computed from their bytes.
 
     The bound holds for every tokenizer whose smallest tokens are bytes, that is, for byte-level
-    tokenizers and SentencePiece with byte fallback. Their tokens cover at least one byte of the
-    text each, either as it is written or in Unicode's normal form C or KC. A chat template is
-    assumed to add at most 16 tokens per message and 128 in total.
+    tokenizers and SentencePiece with byte fallback. Each of their tokens covers at least one byte
+    of the text, or of the text in Unicode's normal form C or KC. A chat template is assumed to add
+    at most 16 tokens per message and 128 in total.
     """
     sizes = [
         (_known_bytes if message.role == "system" else _max_bytes)(message.content)

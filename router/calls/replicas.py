@@ -18,7 +18,7 @@ _IN_A_ROW = 5
 _FIRST_S = 1.0
 _LONGEST_S = 30.0
 _PROBING_S = 0.25
-"""Seconds after which to look again whether a probe that is under way has closed the breaker."""
+"""Seconds between two checks whether a probe that is under way has closed the breaker."""
 
 BreakerState = Literal["closed", "open", "half_open"]
 
