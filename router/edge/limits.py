@@ -81,7 +81,9 @@ def check_sizes(message: Message, at: str = "") -> None:
         name = f"{at}{field.name}"
         limit = _MAX_ENTRIES.get(field.name, MAX_REPEATED)
         if field.is_repeated and len(value) > limit:
-            raise BadRequest(f"{name} has {len(value)} entries; at most {limit} are allowed.")
+            raise BadRequest(
+                f"{name} has {len(value)} entries; at most {limit} are allowed; omit some."
+            )
         if field.message_type is not None:
             for position, item in enumerate(value if field.is_repeated else [value]):
                 check_sizes(item, f"{name}[{position}]." if field.is_repeated else f"{name}.")
@@ -89,5 +91,5 @@ def check_sizes(message: Message, at: str = "") -> None:
             length = max(map(len, value if field.is_repeated else [value]))
             if length > _LONGEST_NAME:
                 raise BadRequest(
-                    f"{name} has {length} characters; at most {_LONGEST_NAME} are allowed."
+                    f"{name} has {length} characters; at most {_LONGEST_NAME} are allowed; cut it."
                 )

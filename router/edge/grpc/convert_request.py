@@ -181,7 +181,9 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
             "own limit."
         )
     if len(request.stop) > _MAX_STOPS:
-        raise BadRequest(f"stop has {len(request.stop)} strings; at most {_MAX_STOPS} are allowed.")
+        raise BadRequest(
+            f"stop has {len(request.stop)} strings; at most {_MAX_STOPS} are allowed; omit some."
+        )
     for position, stop in enumerate(request.stop):
         if not 0 < len(stop) <= _LONGEST_STOP:
             raise BadRequest(
@@ -189,7 +191,7 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
             )
     if request.ByteSize() > _MAX_BYTES:
         raise BadRequest(
-            f"The request has {request.ByteSize()} bytes; at most {_MAX_BYTES} are allowed."
+            f"The request has {request.ByteSize()} bytes; at most {_MAX_BYTES} are allowed; cut it."
         )
     messages = tuple(
         _message(f"messages[{position}]", message)

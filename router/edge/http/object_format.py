@@ -127,7 +127,9 @@ def object_format(schema: bytes) -> ObjectFormat:
     that are not supported.
     """
     if len(schema) > _MAX_BYTES:
-        raise BadRequest(f"schema has {len(schema)} bytes; at most {_MAX_BYTES} are allowed.")
+        raise BadRequest(
+            f"schema has {len(schema)} bytes; at most {_MAX_BYTES} are allowed; shorten it."
+        )
     try:
         root = msgspec.json.decode(schema, type=_Node)
     except JSON_ERRORS as error:

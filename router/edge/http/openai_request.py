@@ -174,7 +174,7 @@ class ChatRequest(Frozen, kw_only=True):
             if part.type not in _TEXTS:
                 raise BadRequest(
                     f"{self.MESSAGES}[{at}].content[{number}] is of type {part.type[:100]!r}; "
-                    "only parts of type 'text' are supported."
+                    "only parts of type 'text' are supported; leave it out."
                 )
         return last.text
 

@@ -118,7 +118,7 @@ def openai_app(
         task = "" if chat_tasks == "search" else asked.task
         if task and chat_tasks == "refuse":
             raise BadRequest(
-                "This gateway writes no titles, tags and follow-up questions for chat tools; "
+                "This gateway writes no titles, tags or follow-up questions for chat tools; "
                 "in the chat tool, set a task model of another server."
             )
         schema = b"" if task else asked.schema
@@ -208,7 +208,7 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
         fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         if len(fields) > MAX_REPEATED:
             raise BadRequest(
-                f"The body has {len(fields)} fields; at most {MAX_REPEATED} are allowed."
+                f"The body has {len(fields)} fields; at most {MAX_REPEATED} are allowed; omit some."
             )
         for name in fields:
             if name not in OPTIONS and OPTION.match(name):

@@ -107,7 +107,7 @@ class HTTPServer:
         except (OSError, ValueError, OverflowError) as error:
             await self._runner.cleanup()
             raise BadConfig(
-                f"{setting}: cannot listen on {address}: {error}; use another."
+                f"{setting}: cannot listen on {address}: {error}; use another address."
             ) from None
         return f"{host}:{self._listening.sockets[0].getsockname()[1]}"
 
