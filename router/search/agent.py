@@ -43,22 +43,22 @@ class ExecutorLimits(Frozen):
     """Limits of an executor's work on one sub-query."""
 
     max_turns: int = 3
-    """Max assistant turns, including the report (K in TBSS 4.1)."""
+    """Max turns of the model for one sub-query, including the report (K in section 4.1 of TBSS)."""
     max_searches: int = 2
-    """Max searches, opened documents and tool calls together."""
+    """Max number of searches, opened documents and tool calls, counted together."""
     top_k: int = 3
     """Number of passages shown for each search."""
     passage_chars: int = 8000
     """Max characters of a passage's title, and of its text. Longer ones are cut."""
     report_chars: int = 2000
-    """Max characters of a report's answer, and of each point of its evidence. Longer ones are cut.
+    """Max characters of a report's answer, and of each item of its evidence. Longer texts are cut.
     """
     access_k: int = 0
     """Max passages shown of an opened document; 0 to forbid opening documents. Opening a document
     counts as a search.
     """
     access_chars: int = 25_000
-    """Max characters of an opened document's passages together, and of a tool's output."""
+    """Max characters of all passages shown of an opened document, and of a tool's output."""
 
 
 class Form(Frozen):
@@ -72,7 +72,7 @@ class Form(Frozen):
     """Stop strings of each call."""
     documents: Callable[[Sequence[Passage], bool], str]
     """Renders the result of a search. Arguments: the passages, and whether this was the last search
-    that is allowed.
+    allowed.
     """
     correction: str
     """The reply to a malformed turn."""
@@ -98,7 +98,7 @@ def _with_actions(form: Form, *, tools: bool) -> Form:
 
 class ContextWindow:
     """One agent's growing conversation with its model, and the passages that its searches found.
-    When the model's context becomes too small, passages are dropped from the messages.
+    When the messages become too long for the model, passages are dropped from them.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ContextWindow:
         session: Tools | None = None,
     ) -> None:
         """`opening`: the first messages. `form`: how turns are parsed and answered. `session`: the
-        conversation's session with the tools; None if it has none.
+        tools, opened for this conversation; None if it has no tools.
         """
         self.messages = opening
         self.session = session
@@ -187,8 +187,8 @@ class ContextWindow:
             pass
 
     def drop(self) -> bool:
-        """Remove one passage from the messages: the lowest-ranked of the latest search that still
-        has one. Return False if no passage is left.
+        """Remove one passage from the messages: the lowest-ranked passage of the latest search that
+        still shows any. Return False if no passage is left.
         """
         for number, search in reversed(list(enumerate(self.searches))):
             if search.shown:
@@ -258,7 +258,9 @@ class Agent:
         self._tools = tools
 
     def session(self) -> AbstractAsyncContextManager[Tools | None]:
-        """Open a session with the agent's tools, for one conversation; None if it has no tools."""
+        """Open a session with the agent's tools for one conversation, as a context manager. It
+        yields None if the agent has no tools.
+        """
         return self._tools.session() if self._tools else nullcontext()
 
     def begin(self, text: str, session: Tools | None = None) -> ContextWindow:
@@ -318,7 +320,7 @@ class Agent:
 
     async def _equip(self, work: ContextWindow) -> None:
         """List the available tools, and describe them in the system prompt. If documents may be
-        opened, the prompt also explains that.
+        opened, the prompt also explains how.
         """
         tools = offered(await work.session.available()) if work.session else {}
         functions = [function for _, function in tools.values()]
@@ -439,8 +441,8 @@ class Agent:
         """Return the model's next output, and add it to the conversation. While the prompt is too
         long for the model's context, passages are dropped, one at a time.
 
-        `until`: the deadline of the call, by the event loop's clock. Raises `BudgetExhausted` and
-        `UpstreamError`.
+        `until`: the deadline of the call, in seconds of the event loop's clock. Raises
+        `BudgetExhausted` and `UpstreamError`.
         """
         role = self.role
         form = self.form

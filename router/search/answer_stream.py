@@ -10,12 +10,14 @@ from router.trace.declining import may_decline
 
 _OPENING = "<answer>"
 _UNCERTAIN = re.compile(r"[<&][^<&]{0,11}\Z|\s+\Z")
-"""End of a piece that may be the beginning of a tag or of an entity, or white space at the end."""
+"""Matches the end of a text that must not be passed on yet: what may be the beginning of a tag or
+of an HTML entity, or trailing white space.
+"""
 
 Emit = Callable[[int, str], None]
-"""Callback for the next part of the answer. Arguments: the number of characters of the answer so
-far that stay valid, and the characters that follow them. If the answer is written again, this
-number is lower than the length of the answer so far.
+"""Callback for each change of the answer so far. Arguments: how many of its first characters stay
+valid, and the text that follows them. All characters stay valid unless the answer is written again
+and differs.
 """
 
 
@@ -35,7 +37,9 @@ class AnswerStream:
         return _Reader(self.show).feed
 
     def show(self, answer: str, last: bool = False) -> None:
-        """Pass on what is new in the answer so far. `last`: whether it is complete."""
+        """Pass on how `answer`, the answer so far, differs from what was passed on before. `last`:
+        whether the answer is complete.
+        """
         if not last and (may_be_markup(answer) or may_decline(answer)):
             return  # the final answer may lack this markup, or be the fixed text for "not found"
         sent = self._sent

@@ -47,9 +47,10 @@ class Answerer(Frozen):
         ledger: Ledger,
         on_text: OnText | None = None,
     ) -> tuple[str | Malformed, Conversation]:
-        """Return the answer and the conversation that wrote it. If the model wrote no answer, it is
-        asked once to correct that, unless the budget or its context is too small. `on_text`: see
-        `OnText`. Raises `UpstreamError` and `BudgetExhausted`.
+        """Return the answer, or `Malformed` if the model wrote none, and the conversation. After an
+        output without an answer, the model is asked once for a correction, unless the budget or the
+        model's context is too small for that. `on_text`: see `OnText`. Raises `UpstreamError` and
+        `BudgetExhausted`.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         messages = self.messages(question, pairs)
@@ -76,13 +77,15 @@ class Answerer(Frozen):
 _YES = ("correct", "true", "yes")
 _NO = ("incorrect", "false", "no")
 _CORRECT = re.compile(r"^\W{0,4}correct\W{0,4}:(.*)", re.IGNORECASE | re.MULTILINE)
-"""Matches the verdict in the form of BrowseComp's judge (Wei et al., 2025)."""
+"""Matches a line such as `correct: yes`, the form of verdicts in the benchmark BrowseComp (Wei et
+al., 2025).
+"""
 _AROUND = string.punctuation + string.whitespace + "“”‘’"
 
 
 class Judge(Frozen):
-    """The role that decides whether an answer is right, by comparing its meaning with that of right
-    answers. Each comparison has a fresh context.
+    """The role that decides whether an answer means the same as one of the right answers. Each
+    decision is a new conversation with the model.
     """
 
     role: Role

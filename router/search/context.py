@@ -27,11 +27,12 @@ class Draft:
 
     result: Result | None = None
     condensing: Condensing | None = None
-    """The conversation before the question, which becomes a part of the result."""
+    """How the question was rewritten from the conversation before it. None if it was not rewritten.
+    """
 
     @property
     def whole(self) -> Result | None:
-        """The result with the conversation before the question."""
+        """The result so far, with `condensing` as a part of it."""
         if self.condensing is None:
             return self.result
         result = self.result
@@ -53,11 +54,12 @@ class Reporting(Frozen):
     is_grounds: Callable[[Execution], bool] = has_evidence
     """Decides whether the run's result may be based on an execution."""
     max_joined_chars: int | None = None
-    """Max characters of each text when a manager joins reports; None for as many characters as its
-    `report_tokens`.
+    """Max characters of the answer, and of each item of evidence, of a report that a manager joins
+    from its workers' reports. None for as many characters as the manager's `report_tokens`.
     """
     escalates: bool = True
-    """Whether a sub-query is passed on to another manager if the report of the first names one."""
+    """Whether a sub-query is passed on to a second manager if the first manager's report names one.
+    """
 
 
 class RunContext(Frozen):
@@ -78,8 +80,8 @@ class RunContext(Frozen):
     """The indexes and documents that the run may search."""
     reporting: Reporting = Reporting()
     manager: str = ""
-    """Name of the manager that a sub-query is for; empty for the default manager, or without
-    managers.
+    """Name of the manager that works on the sub-query. Empty for the default manager, or if the
+    gateway has no managers.
     """
     style: AnswerStyle = DEFAULT_STYLE
     """Style of the answer."""

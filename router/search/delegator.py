@@ -16,26 +16,26 @@ from router.trace.call import Purpose
 
 STOP = ("</search>",)
 HOST_STOP = ("<search_results",)
-"""Stop string for a delegator of managers. It may write one block per manager, so it must not stop
-at the end of the first block.
+"""Stop string for a delegator whose sub-queries go to managers. Its output may contain one block of
+sub-queries per manager, so it must not stop at the end of the first block.
 """
 
 
 class Delegator(Frozen):
     """The role that splits the question into sub-queries. It never writes the answer.
 
-    A manager contains a `Delegator` too, which splits the manager's step into sub-queries for its
-    workers.
+    A manager contains a `Delegator` too, which splits the manager's sub-query into smaller ones for
+    its workers.
     """
 
     role: Role
     max_sub_queries: int = 8
-    """Max sub-queries of one decision that are dispatched. The next message to the model lists
-    those that were not.
+    """Max sub-queries dispatched per decision. If the model writes more, the next message to it
+    lists those that were not dispatched.
     """
     stop: tuple[str, ...] = STOP
     managed: bool = False
-    """Whether blocks of sub-queries may name managers."""
+    """Whether the model may name the manager that its sub-queries are for."""
     report: Callable[[str, bool], ExecutionTurn] | None = None
     """For a manager, which ends its work with a report: the parser of its turns. Its arguments are
     the text of a turn, and whether the length limit cut the text. None for the run's own delegator.
@@ -86,10 +86,11 @@ class Delegator(Frozen):
         executions: Sequence[Execution],
         over_limit: Sequence[str],
     ) -> Conversation:
-        """Return the conversation, extended by a user message with the reports of a block.
+        """Return the conversation, extended by a user message with the reports on one decision's
+        sub-queries.
 
-        `over_limit`: sub-queries of the block that were not dispatched because of the limit; the
-        message lists them too.
+        `over_limit`: sub-queries of the decision that were not dispatched because of
+        `max_sub_queries`; the message lists them too.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         managed = self.managed or self.report is not None
@@ -98,7 +99,9 @@ class Delegator(Frozen):
         )
 
     def over_limit(self, conversation: Conversation) -> tuple[str, ...]:
-        """Return the sub-queries of the last decision that exceed `max_sub_queries`."""
+        """Return the last decision's sub-queries that were not dispatched because of
+        `max_sub_queries`.
+        """
         decision = self._parsed(conversation.outputs[-1])
         return decision.over_limit if isinstance(decision, Dispatch) else ()
 

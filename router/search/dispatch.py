@@ -17,12 +17,12 @@ from router.trace.values import Reported, SearchDone, SubQueryDispatched
 
 
 class Dispatching:
-    """Runs the sub-queries of one block, that is of one delegator's turn, in parallel.
+    """Runs the sub-queries of one turn of the delegator, called a block, in parallel.
 
     Work that starts before the block is complete is speculative. Until `run` gets the complete
-    block, the events of such work are held back, and its calls are marked as undecided in the
-    ledger. Work on sub-queries that the complete block does not contain is cancelled, and its
-    tokens count as wasted.
+    block, the events of such work are held back, and the ledger marks its calls as undecided, that
+    is neither used nor wasted. Work on sub-queries that the complete block does not contain is
+    cancelled, and its tokens count as wasted.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class Dispatching:
         self._decided = asyncio.Future[None]()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:
-        """Start work early on `sub_queries`, the certain beginning of the block. Sub-queries that
-        earlier calls have started are not started again.
+        """Start work on `sub_queries`, the first sub-queries of the block, while the delegator
+        still writes the rest. Sub-queries that earlier calls have started are not started again.
 
         Start nothing if the sub-queries that were started earlier differ from `sub_queries`. This
         happens if the delegator's call broke off, and its retry writes different sub-queries.
@@ -135,8 +135,8 @@ class Dispatching:
         sub_query: str,
         manager: str,
     ) -> Execution:
-        # Not an attribute: it refers to `self`, and the cycle would keep all of it in memory until
-        # the garbage collector runs.
+        # Not an attribute of `self`, because the context refers to `self`: this reference cycle
+        # would stay in memory until the garbage collector runs.
         context = replace(self._outer, on_event=self._on_event, manager=manager)
         async with self._slots:
             execution = await self._executor.run(sub_query, index, context)

@@ -39,7 +39,7 @@ class Indexes(Frozen):
     retrievers: Mapping[str, IndexRetriever]
     """Retrievers by the name of their index."""
     uploads: Callable[[str], IndexRetriever] | None = None
-    """Returns the retriever of a tenant's uploads; None if tenants upload nothing."""
+    """Returns the retriever of a tenant's uploads; None if the gateway accepts no uploads."""
 
     @classmethod
     def of(cls, searched: "IndexRetriever | Indexes") -> "Indexes":
@@ -51,8 +51,9 @@ class Indexes(Frozen):
         return searched
 
     def index_id(self, scope: Scope) -> str | None:
-        """Return an identifier of the contents of a scope's indexes; see `IndexRetriever.index_id`.
-        Raises `NotFound` if an index of the scope does not exist.
+        """Return an identifier of the contents of a scope's indexes, or None if one of them has
+        none; see `IndexRetriever.index_id`. Raises `NotFound` if an index of the scope does not
+        exist.
         """
         ids = [retriever.index_id for _, retriever in self._within(scope)]
         if scope == DEFAULT_SCOPE:
@@ -96,7 +97,9 @@ class Indexes(Frozen):
         return [_like(rankings, passages) for rankings, passages in merged]
 
     def _within(self, scope: Scope) -> Iterator[tuple[str, IndexRetriever]]:
-        """Yield the indexes of a scope, each with the prefix of its passages."""
+        """Yield each index of a scope as a pair: the prefix that `search` puts before the names of
+        its passages, and its retriever.
+        """
         for name in scope.indexes:
             index, _, tenant = name.partition("/")
             if tenant and self.uploads:  # see `uploads_of`

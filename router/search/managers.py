@@ -1,10 +1,11 @@
-"""Managers, the optional layer between the delegator and the executors (InfoSeeker 3.1 and 3.3).
+"""Managers, the optional layer between the delegator and the executors, as in sections 3.1 and 3.3
+of the paper InfoSeeker.
 
-A manager gets one sub-query of the delegator, its step. It splits the step into sub-queries, lets
-workers (executors) search for them, checks their reports, and writes one report. The delegator sees
-only the manager's report, and the manager sees only its step, not the question. There is exactly
-one layer of managers, because deeper layers give worse results (WideSeek-R1, app. A) and multiply
-the cost.
+A manager gets one sub-query of the delegator, called its step. It splits the step into smaller
+sub-queries, lets workers (executors) search for them, checks their reports, and writes one report.
+The delegator sees only the manager's report, and the manager sees only its step, not the question.
+There is exactly one layer of managers, because deeper layers give worse results (appendix A of the
+paper WideSeek-R1) and multiply the cost.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -109,9 +110,9 @@ class Manager(Frozen):
         workers have one.
 
         This is the manager's own report, with two exceptions. If there is none, the workers'
-        reports are joined. If the report escalates and claims evidence that no worker reported, or
-        lacks evidence although workers reported some, its text is replaced by the text of the
-        workers' reports.
+        reports are joined. If the report names another manager to ask, its evidence is checked: if
+        it claims evidence but no worker reported any, or the reverse, its text is replaced by the
+        text of the workers' reports.
         """
         grounds = _grounds(work, context)
         # A joined report has up to four texts. Each gets a quarter of `report_tokens`, which at
@@ -162,8 +163,8 @@ async def _report(
     """Return the manager's report: its last turn if that is a report, or else the report that it
     writes when it is asked to. Return None if the manager writes no report.
 
-    If no worker's execution may be used as grounds, only an escalation counts, that is a report
-    which names another manager to ask: the manager's own, or else a worker's.
+    If the report may not be based on any worker's execution, return only a report that names
+    another manager to ask: the manager's own, or else the first worker's that names one.
     """
     assert delegator.report and trajectory.delegation
     grounds = _grounds(trajectory, context)
@@ -246,9 +247,9 @@ class Managers:
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """Let the manager that `context.manager` names work on `sub_query` (see `Manager.run`).
 
-        If its report escalates to another manager, the second manager works on `sub_query` too,
-        unless `Reporting.escalates` is false. A further escalation is ignored. If the second
-        manager fails without evidence and the first has some, the first manager's execution is
+        If its report names a second manager to ask, that manager works on `sub_query` too, unless
+        `Reporting.escalates` is false. A third manager is never asked. If the second manager fails
+        without evidence, and the first reported evidence, the first manager's execution is
         returned.
         """
         manager = self._by_name.get(context.manager, self._first)

@@ -94,9 +94,9 @@ class ReportCache:
     that does the work.
 
     A run that waits for another run's report pays nothing, and waits no longer than until its own
-    search deadline. If the leading run is cancelled, or runs out of time or budget, the next
-    waiting run becomes the leader. Failures are never shared: after a failure, each waiting run
-    works on the sub-query itself.
+    search deadline. If the run that does the work is cancelled, or runs out of time or budget, the
+    next waiting run does it. Failures are never shared: after a failure, each waiting run works on
+    the sub-query itself.
     """
 
     def __init__(

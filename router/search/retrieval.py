@@ -22,7 +22,7 @@ class IndexRetriever(Protocol):
     @property
     def index_id(self) -> str | None:
         """Identifier of the index. It changes whenever a query might return other passages. None if
-        it is unknown.
+        the contents of the index are unknown.
         """
 
     async def search(
@@ -45,7 +45,7 @@ class IndexRetriever(Protocol):
 
 
 class Booking(NamedTuple):
-    """Where the model calls of a search are booked."""
+    """The ledger and the sub-query to which the model calls of a search are charged."""
 
     ledger: Ledger
     sub_query_index: int
@@ -80,10 +80,10 @@ class WatchedRetriever:
     """A retriever that is probed regularly, and that reports to `Readiness` whether it works."""
 
     retriever: IndexRetriever
-    """Does the searching."""
+    """The retriever that is probed, and that searches."""
     readiness: Readiness
     source: str = "retrieval"
-    """Name of the retriever in reports."""
+    """Name of the retriever in the gateway's readiness, such as `retrieval`."""
     _doubt: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property

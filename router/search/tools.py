@@ -78,8 +78,8 @@ class Tools(Protocol):
         """
 
     def session(self) -> AbstractAsyncContextManager["Tools"]:
-        """Open a session: the same tools, to be called by one executor for one sub-query. State
-        that a tool keeps for a session, such as an open page, ends with it.
+        """Open a session: the same tools, for one executor and one sub-query. State that a tool
+        keeps, such as an open page, ends with the session.
         """
 
 
