@@ -50,25 +50,27 @@ from router.trace.table import (
 )
 
 _Place = tuple[tuple[Any, ...], int]
-"""Where a row was named: the rank of the ask, and the number of the row in its report."""
+"""Place of a row in the order of rows: the rank of the ask whose report names the row, and the
+row's number in that report.
+"""
 _SUPPORTS: tuple[Support, ...] = get_args(Support)
 """Kinds of support, best first."""
 
 
 class Table(Frozen):
-    """A table: its columns and its rows. Rows that the client gave come first, then the others in
-    the order of the discoveries that named them, by rank.
+    """A table: its columns and its rows. Rows that the client gave come first. The others follow in
+    the order of the first ask, by rank, whose report names them.
     """
 
     schema: Schema
     """The columns, without hidden ones, and the conditions."""
     rows: tuple[Row, ...]
     excluded: tuple[Row, ...] = ()
-    """Rows that `Row.excluded` keeps out of the table, in the same order."""
+    """Rows left out of the table because of a condition (see `Row.excluded`), in the same order."""
 
     @classmethod
     def of(cls, schema: Schema, rows: Collection[Row]) -> "Table":
-        """Return the table of `rows`, of which some are excluded."""
+        """Return the table of `rows`. Those with `Row.excluded` become its excluded rows."""
         excluded = tuple(row for row in rows if row.excluded)
         return cls(schema, tuple(row for row in rows if not row.excluded), excluded)
 
@@ -86,20 +88,24 @@ class RowClaims(NamedTuple):
     claims: tuple[Claim | None, ...]
     """A claim for each column, or None if the report has no value for it."""
     looked: bool
-    """True if the ask is about this row, and its executor completed the search without failing."""
+    """True if the ask is about this row only, and its executor completed the search without
+    failing.
+    """
 
 
 class ReportRows(NamedTuple):
-    """The rows of one report, and the ties in the passages behind it."""
+    """The rows of one report, and the ties in its passages: statements that two names belong to the
+    same thing.
+    """
 
     rows: tuple[RowClaims, ...]
     ties: tuple[Tie, ...]
     lost: int
-    """Number of rows that were cut off or left out in the report, so that it should be asked for
-    again.
+    """Number of rows that were cut off or left out in the report, so that the question should be
+    asked again.
     """
     unsupported: int
-    """Number of rows that were left out because the passages do not name them."""
+    """Number of rows that `rows` lacks because the executor's passages do not name them."""
 
 
 def read_report(
@@ -108,7 +114,8 @@ def read_report(
     execution: Execution,
     max_rows: int = sys.maxsize,
 ) -> ReportRows:
-    """Return the rows and values in the report that an ask led to, with the support of each value.
+    """Return the rows and values in the report of `execution`, with the support of each value by
+    its passages. `ask`: the piece of work that led to the report.
 
     `max_rows`: max rows of a table. If the report has more, one row above the limit is kept, so
     that the caller can see that there are too many.
@@ -195,9 +202,9 @@ def names_of(schema: Schema, key: RowKey) -> list[str]:
 class Assembly:
     """Assembles a table incrementally, one report at a time.
 
-    Each row has a place, by which rows are ordered: given rows come first, then each row by the
-    first ask, by rank, whose report names it. Rows beyond `max_rows` have a place too, but their
-    cells are not computed.
+    Each row has a place in the order of rows. Given rows come first. The place of any other row is
+    that of the first ask, by rank, whose report names it. Rows beyond `max_rows` have a place too,
+    but their cells are not computed.
     """
 
     def __init__(
@@ -209,8 +216,8 @@ class Assembly:
         max_rows: int = sys.maxsize,
     ) -> None:
         """`given`: rows that the client gave, with a value for each column that is not hidden; an
-        empty value is to be looked up. `asks_per_cell`: number of executors without a value for a
-        cell after which the cell is `not_found`. `max_rows`: max rows, including excluded ones.
+        empty value is to be looked up. `asks_per_cell`: a cell becomes `not_found` after this many
+        executors found no value for it. `max_rows`: max rows, including excluded ones.
         """
         self._schema = schema
         self._asks_per_cell = asks_per_cell
@@ -219,17 +226,17 @@ class Assembly:
         self._places: dict[RowKey, _Place] = {
             key: ((-1,), number) for number, key in enumerate(self._given)
         }
-        """The first place at which each key was named."""
+        """The first place of each key, if several reports name it."""
         self._order: list[tuple[_Place, RowKey]] = []
-        """Place and home of each row, in the order of the rows."""
+        """Place of each row and its home (the first of its keys), in the order of the rows."""
         self._claims: dict[RowKey, list[tuple[_Place, RowClaims]]] = {
             key: [] for key in self._given
         }
         """Statements of all reports about each key, in the order of their places."""
         self._parts: dict[RowKey, tuple[str, ...]] = {}
-        """Folded parts of each key."""
+        """Parts of each key, folded for searches in folded texts."""
         self._names = set[str]()
-        """Folded names in all keys."""
+        """Folded names in all keys (see `names_of`)."""
         self._ties = set[Tie]()
         self._groups: dict[RowKey, list[RowKey]] = {}
         """All keys of each row, by the row's home (its first key)."""
@@ -238,7 +245,8 @@ class Assembly:
         self._rows: dict[RowKey, Row] = {}
         """Rows as last computed, by their homes."""
         self._changed: dict[RowKey, set[str]] = {}
-        """Homes of rows to compute again, with the names of the columns that new reports are about.
+        """Rows to compute again, by their homes, with the names of the columns that new reports are
+        about.
         """
         self._know(self._given)
         self._group()
@@ -249,7 +257,9 @@ class Assembly:
         return len(self._order) > self._max_rows
 
     def add(self, ask: Ask, execution: Execution) -> ReportRows:
-        """Add the report that an ask led to, and return its rows. Each ask may be added once."""
+        """Add the report of `execution`, which worked on `ask`, and return its rows. Each ask may
+        be added once.
+        """
         reading = read_report(self._schema, ask, execution, self._max_rows)
         rank = ask.rank
         moved = dict[RowKey, _Place | None]()
@@ -301,9 +311,9 @@ class Assembly:
         )
 
     def check_states(self, key: RowKey) -> set[CheckState]:
-        """Return the states of the conditions for the row `key`, according to the reports of asks
-        about this key. Reports of discoveries are not considered, so the states depend on no other
-        key.
+        """Return whether the row `key` meets each condition, according to the reports of asks about
+        this key alone. Reports on questions for rows are not considered, so the states depend on no
+        other key.
         """
         if not self._schema.conditions:
             return set()
@@ -317,7 +327,7 @@ class Assembly:
         return {check.state for check in row.checks}
 
     def _know(self, keys: Iterable[RowKey]) -> None:
-        """Note the folded parts and names of new keys."""
+        """Store the folded parts and names of new keys."""
         for key in keys:
             self._parts[key] = tuple(map(sought, key))
             self._names.update(names_of(self._schema, key))
@@ -333,8 +343,9 @@ class Assembly:
         self._groups[key] = [key]
 
     def _group(self) -> None:
-        """Group all keys into rows: equal keys, and keys that two documents tie together. Rows that
-        the client gave are never joined with each other.
+        """Group all keys into rows. Equal keys make one row, and so do keys whose names belong to
+        the same thing according to two documents. Rows that the client gave are never joined with
+        each other.
         """
         same: dict[str, frozenset[str]] = {}
         for name, other in tied(self._ties, self._names):
@@ -369,8 +380,8 @@ class Assembly:
         columns: Collection[str],
     ) -> Row:
         """Compute the row with the key `home`. `members`: what all reports state about it.
-        `before`: the row as last computed, of which only the key cells and the cells in `columns`
-        are computed again; None to compute all.
+        `before`: the row as last computed. Its key cells, its hidden cells and its cells in
+        `columns` are computed again, the others are kept; None to compute all cells.
         """
         given = self._given.get(home)
         cells = list[Cell]()
@@ -440,10 +451,11 @@ def _cell(
     exhausted: bool,
 ) -> Cell:
     """Return the cell that results from `claims`, which are sorted: best supported first, then by
-    rank. Claims without support give a cell no value, except for a key, which is a name of the row.
+    rank. Claims without support give a cell no value, except in a key column, because a key names
+    the row.
 
-    `given`: the client's value, or empty. `exhausted`: whether the allowed number of executors have
-    looked for the cell.
+    `given`: the client's value, or empty. `exhausted`: whether as many executors have looked for
+    the cell as are allowed.
     """
     supported = [claim for claim in claims if column.key or claim.support != "unsupported"]
     finer = _finer({claim.canonical for claim in supported}) if column.type == "date" else {}
@@ -472,9 +484,9 @@ def _grade(claim: Claim) -> int:
 
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
-    """Return a sort key for a value with these claims; the best value has the smallest sort key. It
-    compares support, then whether the type is right, then the numbers of documents and of claims
-    with that support.
+    """Return the sort key of a value that `claims` state; the best value has the smallest sort key.
+    Sorting is by support, then by whether the type is right, then by the number of documents with
+    the best support, then by the number of claims with it.
     """
     best = _best(claims)
     return (

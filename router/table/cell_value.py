@@ -57,7 +57,7 @@ _DASH = re.compile("[–—―]")
 _NO_LETTER = re.compile(r"[-.…?/|_~*ー・·•]*")
 
 _LONGEST_NAMING = 300
-"""Max characters of a value that are searched for the name of a choice."""
+"""The name of a choice is searched for only in this many characters at the start of a value."""
 
 
 def is_blank(value: str, column: Column | None = None) -> bool:
@@ -71,8 +71,8 @@ def is_blank(value: str, column: Column | None = None) -> bool:
 
 
 def canonical(column: Column, value: str) -> str:
-    """Return the canonical form of `value`. A value that is not of the column's type gets the
-    canonical form of a text.
+    """Return the canonical form of `value`. If the value is not of the column's type, return its
+    canonical form as a text.
 
     Text: NFKC, case folded, without markup, surrounding punctuation and surplus space. Number and
     integer: decimal digits without separators, unit and percent sign; words such as "million" are
@@ -125,8 +125,8 @@ def row_key(schema: Schema, values: Sequence[str]) -> RowKey:
 
 @lru_cache(4096)  # the same sentences are searched for all cells of a column
 def values_in(column: Column, text: str) -> tuple[str, ...]:
-    """Return the canonical forms of all numbers (or dates) in `text`, if the column contains
-    numbers (or dates). Return nothing for other column types.
+    """Return the canonical forms of all numbers in `text` for a column of numbers, or of all dates
+    for a column of dates. Return an empty tuple for other column types.
     """
     if column.type in ("integer", "number"):
         whole = RATIO.sub(" ", number_text(text))
@@ -237,8 +237,9 @@ def _choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 @lru_cache(64)
 def _forms(choices: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Return the choices by their canonical forms, each with the string to search a text for. In
-    this string, words are between spaces if the choice is written in ASCII.
+    """Map the canonical form of each choice to the choice, and to the string that a text is
+    searched for to find it. In this string, words are between spaces if the choice is written in
+    ASCII.
     """
     forms = ((normal_text(choice), choice) for choice in choices)
     return {form: (choice, _spaced(form) if form.isascii() else form) for form, choice in forms}

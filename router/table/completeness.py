@@ -22,21 +22,23 @@ class Completeness(Frozen):
     no such cells.
     """
     rows_seen_once: int
-    """Number of rows that exactly one discovery names, in any of its attempts."""
+    """Number of rows that only one discovery (question for rows) names. Repetitions of a discovery
+    count as the same discovery.
+    """
     estimated_rows: int | None
     """Estimate of the number of rows that exist, found or not, by the bias-corrected Chao1
     estimator. It is a lower bound, because all discoveries search the same index and tend to find
     the same pages. None if discoveries overlap too little for an estimate: if there are fewer than
-    two, or if more than half of all mentions of rows are the only mention of their row (Good's
-    coverage, 1953).
+    two, or if more than half of all mentions of rows are the only mention of their row (the
+    coverage of a sample, Good 1953).
     """
     left_out: tuple[str, ...] = ()
     """Names that lists contain next to names of the table's rows, but that are in no row; see
     `router.table.left_out`.
     """
     unlisted_rows: int = 0
-    """Number of rows that the request does not give and no report lists. The program found their
-    names in passages, and executors checked that they meet the conditions.
+    """Number of rows that neither the request nor a report lists. Their names were found in
+    passages by text search, and executors checked that they meet the conditions.
     """
 
 

@@ -4,10 +4,11 @@ A condition compares the value of a column, such as `founded after 1990`. The co
 then its values are looked up only for the condition. A yes/no question, `Is {city} in Veshoux?`, is
 a hidden column of the type boolean, whose value must be yes.
 
-A value contradicts a condition if a sentence about the row states it, if the client gave it, or if
-two executors report it. A value whose sentence does not name the row can meet a condition. Values
-that cannot be compared with certainty are not checked: a year and a day in that year, 1500 m and 2
-km, or "Republic of Veshoux" and "Veshoux".
+A row contradicts a condition only if its value is certain: a sentence about the row states the
+value, the client gave it, or two executors report it. To meet a condition, it is enough that a
+passage contains the value, even in a sentence that does not name the row. Values that cannot be
+compared with certainty are not checked: a year and a day in that year, 1500 m and 2 km, or
+"Republic of Veshoux" and "Veshoux".
 """
 
 from collections.abc import Iterable
@@ -24,21 +25,23 @@ from router.table.schema import checked_schema, normal_name
 from router.trace.table import Cell, CheckState, Claim, Column, ColumnType, Condition, Schema
 
 MAX_CONDITIONS = 16
-"""Max conditions of a table; each may cost a sub-query for every row."""
+"""Max conditions of a table. Each condition may cost one sub-query per row."""
 _MAX_VALUES = 64
 _MAX_CHARS = 2000
-"""Max values of a condition, and max characters of its name, question and values together."""
+"""`_MAX_VALUES`: max values of a condition. `_MAX_CHARS`: max characters of the name of its column,
+its question and its values together.
+"""
 _STATES: dict[bool | None, CheckState] = {True: "met", False: "contradicted", None: "not_checked"}
 _ORDERS = {"before": (-1,), "after": (1,), "at_least": (0, 1), "at_most": (-1, 0)}
-"""The results of `_order` with which each operator is met."""
+"""For each operator, the results of `_order` that meet a condition with it."""
 _KINDS: dict[ColumnType, tuple[ColumnType, ...]] = {
     "text": ("date", "number"),
     "date": ("date", "number"),
     "number": ("number",),
     "integer": ("number",),
 }
-"""Types as which the values of a column can be ordered, in this order. Years before 1000 are read
-as numbers.
+"""For each type of column, the types as which two of its values are compared. The first type that
+fits both values is used. For example, years before 1000 are compared as numbers.
 """
 
 
@@ -55,8 +58,8 @@ def with_conditions(schema: Schema, conditions: Iterable[Condition]) -> Schema:
 
 
 def with_condition(schema: Schema, condition: Condition) -> Schema:
-    """Return the schema with one further condition, unless it has an equal one, and with the
-    condition's hidden column. Raises `BadRequest` if the condition is invalid.
+    """Return the schema with one further condition, and with a hidden column for it if its column
+    is new. An equal condition is not added again. Raises `BadRequest` if the condition is invalid.
     """
     column = condition.column
     values = tuple(map(one_line, condition.values))
@@ -64,16 +67,17 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
         column = replace(column, name=one_line(column.ask), type="boolean")
         values = values or ("yes",)
     if not column.name:
-        raise BadRequest("names no column and no yes/no question; give one of them.")
+        raise BadRequest("names no column and no yes/no question; give a column, or set `ask`.")
     if (size := len("".join((column.name, column.ask, *values)))) > _MAX_CHARS:
         raise BadRequest(
-            f"has {size:,} characters, at most {_MAX_CHARS:,} are allowed; shorten it."
+            f"column, ask and values have {size:,} characters together, at most {_MAX_CHARS:,} are "
+            "allowed; shorten them."
         )
     max_values = _MAX_VALUES if condition.operator == "one_of" else 1
     if not 1 <= len(values) <= max_values or any(map(is_blank, values)):
         raise BadRequest(
-            f"{condition.operator} must have 1 to {max_values} values that are not empty, got "
-            f"{len(values)}."
+            f"{condition.operator} must have 1 to {max_values} values, got {len(values)}; a value "
+            'must not be empty or a word for "unknown".'
         )
 
     name = normal_name(column.name)
@@ -95,7 +99,9 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
 
 
 def state_of(condition: Condition, cell: Cell) -> CheckState:
-    """Return whether a row meets a condition. `cell`: the row's cell in the condition's column."""
+    """Return whether a row meets a condition or contradicts it, or that it was not checked. `cell`:
+    the row's cell in the condition's column.
+    """
     is_sure = cell.state in ("single", "agreed")
     state = _STATES[is_met(condition, cell.value)]
     if cell.state == "given" or condition.column.key:
@@ -112,7 +118,9 @@ def state_of(condition: Condition, cell: Cell) -> CheckState:
 
 
 def is_doubtful(schema: Schema, column: Column, claim: Claim) -> bool:
-    """Return whether the value of a column contradicts a condition, but no sentence states it."""
+    """Return whether the value of a claim in `column` contradicts a condition, but no sentence that
+    names the row states the value.
+    """
     return claim.support == "value_only" and any(
         condition.column.name == column.name and is_met(condition, claim.value) is False
         for condition in schema.conditions
@@ -133,8 +141,8 @@ def is_met(condition: Condition, value: str) -> bool | None:
 
 
 def _equal(column: Column, value: str, other: str) -> bool | None:
-    """Return whether two values are equal; None if one text is a part of the other, or if the value
-    is not of the column's type.
+    """Return whether two values are equal. Return None if that is not certain: if one text is a
+    part of the other, or if `value` is not of the column's type.
     """
     if column.type == "text":
         words = sought(value)
@@ -150,7 +158,7 @@ def _equal(column: Column, value: str, other: str) -> bool | None:
 
 def _order(column: Column, value: str, other: str) -> int | None:
     """Return 1 if a value is greater than another, -1 if it is less, and 0 if they are equal, or if
-    the value is a day in the year `other`. None if they cannot be compared.
+    the value is a date within the year or month `other`. Return None if they cannot be compared.
     """
     for kind in _KINDS.get(column.type, ()):
         typed = replace(column, type=kind)

@@ -13,15 +13,15 @@ from router.trace.table import Ask
 
 
 class TableCost(NamedTuple):
-    """Cost of a table in known tokens and money, split by row. An amount's `nano_usd` is None if no
-    price is known.
+    """Cost of a table, split by row: the tokens of calls with known usage, and money. The field
+    `nano_usd` of an amount is None if no price is known.
     """
 
     rows: tuple[Amount, ...]
     """Cost of each row, in the order of `Table.every_row`."""
     overhead: Amount
-    """Cost that belongs to no row: the cost of the delegator's calls, the cost of discoveries that
-    named no new row, and the remainders of divisions into whole numbers.
+    """Cost that belongs to no row: the cost of the delegator's calls, the cost of discoveries
+    (questions for rows) that named no new row, and the remainders of divisions into whole numbers.
     """
 
 
@@ -30,9 +30,10 @@ def table_cost(
     asks: Sequence[Ask],
     calls: Iterable[Call],
 ) -> TableCost:
-    """Split the cost of `calls` over the table's rows, in whole numbers. The cost of a discovery is
-    divided equally among the rows that it was the first to name. The cost of any other ask belongs
-    to its row. `asks`: all asks of the run; the position of an ask is the number of its sub-query.
+    """Split the cost of `calls` over the table's rows, in whole numbers. The cost of a discovery (a
+    question for rows) is divided equally among the rows that it was the first to name. The cost of
+    any other ask belongs to its row. `asks`: all asks of the run; the position of an ask is the
+    number of its sub-query.
     """
     every_row = table.every_row
     homes = {key: at for at, row in enumerate(every_row) for key in (row.key, *row.aliases)}
@@ -73,6 +74,6 @@ def _split(amount: Amount, ways: int) -> tuple[Amount, Amount]:
 
 
 def _sum(amounts: Sequence[Amount]) -> Amount:
-    """Return the sum of the known parts of `amounts`."""
+    """Return the sum of `amounts`. Unknown money counts as 0, unless all of it is unknown."""
     money = sum_known([amount.nano_usd for amount in amounts]) if amounts else 0
     return Amount(sum(amount.tokens for amount in amounts), money)

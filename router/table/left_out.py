@@ -15,10 +15,12 @@ from router.trace import Execution
 from router.trace.table import Ask, Schema
 
 MAX_LEFT_OUT = 100
-"""Max names that are returned, and that are checked in a run."""
+"""Max names that a function of this module returns, and max names that executors check in a run."""
 _MAX_NAME = 80
 _KNOWN = 2
-"""Max characters of a name, and min names of rows in a list whose other names are returned."""
+"""`_MAX_NAME`: max characters of a name. `_KNOWN`: a list must contain the names of at least this
+many rows before its other names are returned.
+"""
 _NUMBERED = re.compile(r"^[ \t(]{0,8}\d{1,4}[.)][ \t]", re.MULTILINE)
 _DIGITS = re.compile(r"\d+")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？]")
@@ -28,8 +30,8 @@ _MARK = re.compile(r"[-*+•–|\s]*(?:(?:and|or|et|und|y)\s)?")
 
 def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
     """Return the names that are in no row, but in a list that also names at least two rows of the
-    table. The lists are those in the passages of discoveries; the names are in the order of the
-    passages.
+    table. Only the passages that executors found for discoveries (questions for rows) are read; the
+    names are in the order of these passages.
 
     This is an estimate: a list may contain a name that does not belong in the table, and the first
     name of a list is never returned. The result is empty for a table with several key columns.
@@ -62,7 +64,7 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
 
 
 def values_of(schema: Schema) -> list[str]:
-    """Return the values of the conditions by which `named_with_values` finds names."""
+    """Return the values of the conditions that `named_with_values` searches passages for."""
     return [
         value
         for condition in schema.conditions
@@ -76,12 +78,12 @@ def values_of(schema: Schema) -> list[str]:
 def named_with_values(
     table: Table, passages: Iterable[Passage], searched: Iterable[Passage]
 ) -> tuple[str, ...]:
-    """Return names that are in no row of a table with one key column, from passages that contain
-    the value of a condition (`values_of`): the names in the lists of `passages`; and titles of
-    `passages` and `searched`, if a sentence contains the title and the value in the same words as
-    another sentence contains a row's name and a value, such as "… is based in …".
+    """Return names that are in no row of a table with one key column, but may meet a condition.
 
-    The caller must check each name, because few names may meet the condition.
+    The names are from the lists of those `passages` that contain the value of a condition
+    (`values_of`). They are also titles of `passages` and `searched`: a title is returned if a
+    sentence such as "TITLE is based in VALUE" also occurs with a row's name as its title. The
+    caller must check each name, because few names may meet the condition.
     """
     values = list(filter(None, map(sought, values_of(table.schema))))
     names = _names(table)
@@ -114,7 +116,9 @@ def named_with_values(
 
 
 def _ending_name(item: str) -> str:
-    """Return the words at the end of an item that do not begin with a small letter."""
+    """Return the words at the end of a list's item, from the last word that begins with a small
+    letter (without it).
+    """
     words = item.split()
     small = [at for at, word in enumerate(words, 1) if word[0].islower()]
     return " ".join(words[max(small, default=0) :])

@@ -24,9 +24,11 @@ _LOOSE = re.compile(
 names without quotes, and constants.
 """
 _ITEM = re.compile(r"[\s*+•{\"'-]*(?:\d{1,4}[.)][\s*{\"'-]+)?")
-"""Matches the bullet, the number and the marks before a name."""
+"""Matches the bullet, the number and the punctuation before a name."""
 _MAX_FAILURES = 5
-"""Max positions at which the parsing of JSON may fail before it is given up."""
+"""Max positions in a text at which the parsing of JSON may fail. After that, the rest of the text
+is not parsed.
+"""
 _MAX_DEPTH = 6
 """Max levels of objects that may enclose the rows."""
 _MARKS = (
@@ -48,7 +50,8 @@ def without_html(text: str) -> str:
 
 def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
     """Return the rows in the JSON values of `text`. If there are none, return the rows in its lines
-    of names and values. Each row has a text for each column, empty if the row has none.
+    such as `City: Bel`. Each row has a text for each column, which is empty if the row has no value
+    for the column.
     """
     names = [normal_name(column.name) for column in columns]
     key = next((name for name, column in zip(names, columns, strict=True) if column.key), names[0])
@@ -61,7 +64,7 @@ def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
 
 
 def _as_json(written: re.Match[str]) -> str:
-    """Return a match of `_LOOSE` as JSON. `None` is an empty text."""
+    """Return a match of `_LOOSE` as a JSON string. Python's `None` becomes an empty string."""
     return written[1] or dumps((written[2] or written[3] or "").replace("\\'", "'"))
 
 

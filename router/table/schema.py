@@ -13,12 +13,12 @@ from router.trace.table import Column, Condition, RowKey, Schema
 
 MAX_COLUMNS = 64
 MAX_CHOICES = 1024
-"""Max choices of all columns together. It limits the time of reading a value, as each choice is
-searched for.
+"""Max choices of all columns together. The limit bounds the time for reading a value, because the
+value is searched for each choice.
 """
 _MAX_PLACES = 8
-"""Max placeholders in one question template. It limits the length of questions, as a placeholder is
-replaced by a key value of any length.
+"""Max placeholders in one question template. The limit bounds the length of questions, because each
+placeholder is replaced by a key value of any length.
 """
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """Placeholder for the value of a key column in the template `Column.ask`."""
@@ -26,8 +26,8 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 @lru_cache(1024)
 def normal_name(name: str) -> str:
-    """Return the form in which names of columns are compared: case-folded, and only letters and
-    digits.
+    """Return the name of a column in the form in which names are compared: case-folded, and with
+    letters and digits only.
     """
     form = folded(name)
     return "".join(filter(str.isalnum, form)) or "".join(form.split())
@@ -106,7 +106,7 @@ def _ask_defect(ask: str, keys: Sequence[Column]) -> str:
             "key column once."
         )
     if not named:
-        return f"ask is the same for every row; name the row in it by {placeholders}."
+        return f"ask is the same for every row; name the row in it with {placeholders}."
     return ""
 
 
@@ -128,7 +128,7 @@ def question(
     """Return the sub-query that asks for cells of a row: one question, or a list of questions.
 
     `row`: the row's key values, as models see them. `columns`: names of the columns whose cells are
-    wanted. `reworded`: use other words than in the first question.
+    wanted. `reworded`: whether the question was asked before and shall be worded differently.
     """
     key = {normal_name(column.name): value for column, value in zip(schema.keys, row, strict=True)}
     asked = [column for column in schema.columns if column.name in columns]
@@ -156,8 +156,8 @@ def _question(
 
 
 def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[str, ...], ...]:
-    """Return the given rows with normalized values; a value that means "none" becomes empty. Raises
-    `BadRequest` for the first defect.
+    """Return the given rows, with spaces around values removed, and with values such as "n/a"
+    emptied. Raises `BadRequest` for the first defect.
     """
     checked: dict[RowKey, tuple[int, tuple[str, ...]]] = {}
     for number, row in enumerate(rows):

@@ -8,7 +8,7 @@ from router.trace.table import RowKey, Schema
 
 
 class TableScore(Frozen):
-    """Scores of a table, as shares of 1."""
+    """Scores of a table. Precision, recall and F1 are from 0 to 1."""
 
     success: bool
     """True if all rows and cells are right, and there are no other rows."""
@@ -18,7 +18,7 @@ class TableScore(Frozen):
     item_precision: float
     item_recall: float
     item_f1: float
-    """F1 of the cells. WideSeek-R1 rewards it (section 3.3)."""
+    """F1 of the cells. It is the reward in section 3.3 of the paper WideSeek-R1."""
 
 
 def table_score(
@@ -30,7 +30,7 @@ def table_score(
 
     Each row has a value for each column of the schema that is not hidden. Values are compared by
     their canonical forms. Of several rows with the same key, only the first counts, so that no
-    score exceeds 1. A cell counts only in a row whose key is right.
+    score exceeds 1. A cell can be right only in a row whose key is right.
     """
     ours = _forms(schema, rows)
     gold = _forms(schema, right)

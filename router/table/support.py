@@ -1,13 +1,14 @@
-"""How well the passages that an executor was shown support a value of its report; and pairs of
-names that passages say belong to the same thing ("A, also known as B").
+"""Support of the values in an executor's report by the passages that the executor was shown. Also
+finds *ties*, statements that two names belong to the same thing ("A, also known as B").
 
 - `stated`: a sentence contains the value, and the row is named in that sentence, in the sentence
   before or after it, or in the passage's title.
 - `value_only`: a sentence contains the value, but the row is not named nearby.
 - `unsupported`: no sentence contains the value.
 
-A key is also stated by a passage's title. The values of boolean columns, and choices whose words no
-sentence contains, have the support of the report's evidence instead.
+A key is also stated if it is in a passage's title. For values of boolean columns, and for choices
+whose words no sentence contains, the sentences that the report cites as evidence are checked
+instead.
 """
 
 import re
@@ -42,23 +43,24 @@ _TIE = re.compile(
 _BREAK = re.compile(r"<br\s{0,4}/?>", re.IGNORECASE)
 _MAX_WORDS = 12
 _MAX_CHARS = 200
-"""Max words and characters of a name."""
+"""`_MAX_WORDS`, `_MAX_CHARS`: max words and max characters of a name."""
 _MAX_TIES = 64
 """Max ties that are read from a passage."""
 
 
 class Tie(NamedTuple):
-    """A statement that two names belong to the same thing, as in "A, also known as B". Where the
-    names begin and end is not known, so there are several candidates for each.
+    """A statement that two names belong to the same thing, as in "A, also known as B". The sentence
+    does not tell where the first name begins and where the second one ends, so there are several
+    candidates for each.
     """
 
     before: tuple[str, ...]
-    """Candidates for the first name: folded texts that end where the tying words begin, the longest
+    """Candidates for the first name: folded texts that end before "also known as", the longest
     first.
     """
     after: tuple[str, ...]
-    """Candidates for the second name: folded texts that begin where the tying words end, the
-    longest first.
+    """Candidates for the second name: folded texts that begin after "also known as", the longest
+    first.
     """
     document: str
     sentence: str
@@ -80,7 +82,8 @@ def tied(
     known: Collection[str],
     documents: int = 2,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of names in `known` that ties of at least `documents` documents connect.
+    """Yield the pairs of names in `known` that belong to the same thing according to the ties of at
+    least `documents` different documents.
 
     If two documents contain the same sentence, it counts only once, as one document probably copied
     it from the other.
@@ -109,8 +112,9 @@ def _ties_of(text: str, document: str) -> tuple[Tie, ...]:
 def support_of(
     citations: Iterable[Citation], names: Collection[str]
 ) -> tuple[Support, tuple[Citation, ...]]:
-    """Return the support of a value that need not occur in a passage, such as "yes", by the
-    citations of its report's evidence. `names`: the folded names of the value's row.
+    """Return the support of a value that need not occur in a passage, such as "yes", and the
+    citations that support it. `citations`: the citations of the report's evidence. `names`: the
+    folded names of the value's row.
     """
     cited = tuple(dict.fromkeys(citations))[:MAX_CITED]
     stated = tuple(
@@ -122,8 +126,9 @@ def support_of(
 
 
 def _words(column: Column, value: str) -> str:
-    """Return the folded words of a value, to be looked for in sentences. Empty for a number, which
-    would be found in other numbers, because folded texts have no signs and no units.
+    """Return the folded words of a value, to be looked for in sentences. Return an empty string for
+    a number: folded texts have no signs and no units, so it would also be found where another
+    number is meant.
     """
     is_number = column.type in ("integer", "number") and not is_mistyped(column, value)
     return "" if is_number else sought(value)
@@ -139,7 +144,7 @@ def _is_in_title(column: Column, value: str, form: str, title: str, folded: str)
 
 
 def _kind(column: Column) -> Column:
-    """Return a column that stands for all columns with the same type and unit."""
+    """Return a column without a name: the cache key of all columns with its type and unit."""
     return Column("", column.type, unit=column.unit)
 
 
@@ -159,8 +164,8 @@ class Shown:
         self._signs = cache(lambda passage: signs_in(f"{passage.title}\n{passage.text}"))
 
     def also_named(self, names: Collection[str]) -> set[str]:
-        """Return `names`, together with the titles of passages that a tie connects with one of
-        them. All are folded.
+        """Return `names`, together with the titles of passages that are another name for one of
+        them, according to a tie. All are folded.
         """
         wanted = set(names)
         also = set(names)
@@ -216,7 +221,7 @@ class Shown:
         return "value_only" if unnamed else "unsupported", tuple(unnamed[:MAX_CITED])
 
     def holds(self, column: Column, value: str) -> bool:
-        """Return whether a passage, or its title, contains a value that has words."""
+        """Return whether any passage, or the title of any passage, contains `value`."""
         form = canonical(column, value)
         titles = zip(self._passages, self._titles, strict=True)
         return any(

@@ -1,5 +1,5 @@
-"""The texts that the delegator of a table is shown (the request, and the table's status), and the
-reading of the plan that it writes.
+"""Texts for the delegator of a table (the request, and the table's status), and the parser of the
+plan that the delegator writes.
 """
 
 import re
@@ -43,11 +43,15 @@ _ASK = re.compile(
 
 _MAX_TAGS = 64
 _MAX_TAG_CHARS = 5000
-"""Max conditions that are read in a turn, and max characters of their attributes."""
+"""`_MAX_TAGS`: max conditions that are read in a turn. `_MAX_TAG_CHARS`: max characters of a
+condition's attributes.
+"""
 _WHERE = re.compile(r"<\s{0,4}where\b([^<>]*?)(?:/>|>([^<]*)(?=<))", re.IGNORECASE)
-"""Matches a condition. One that a limit cut off has no end, and part of its values is missing."""
+"""Matches a condition that is complete. A condition that the length limit cut off is ignored,
+because some of its values may be missing.
+"""
 _BY_NAME: tuple[Operator, ...] = ("equals", "one_of", "contains")
-"""Operators that compare names."""
+"""Operators whose values are compared as names, not by order."""
 _ALIKE = 0.85
 """Min similarity of a misspelled name to the name in the request, from 0 to 1 (`difflib`)."""
 _ENDING = 3
@@ -57,15 +61,16 @@ _ENDING = 3
 _MAX_ALIKE = 20
 _MAX_MISSPELLED = 8
 _MAX_NAME = 50
-"""Max phrases of a request with which a name is compared, max names that are compared in a plan,
-and max characters of such a name. They bound the time of comparisons.
+"""`_MAX_ALIKE`: max phrases of the request with which a name is compared. `_MAX_MISSPELLED`: max
+names of a plan that are compared. `_MAX_NAME`: max characters of such a name. These limits bound
+the time.
 """
 _ATTRIBUTE = re.compile(
     r"""([a-z]{1,9})\s{0,4}=\s{0,4}["'“]([^"”]*?)["'”](?=\s|/|\Z)""", re.IGNORECASE
 )
 
 _FORM = re.compile(r"```markdown\s*\{[^{}]{1,40}\}\s*```[\s.。]*\Z")
-"""The last lines of every question of the benchmark WideSearch."""
+"""Matches the last lines of every question of the benchmark WideSearch."""
 _SENTENCE = re.compile(r"[^.?!。？！\n]*(?:[.?!。？！\n]\s*|\Z)")
 _FORM_WORDS = frozenset(
     fold("""
@@ -82,12 +87,12 @@ arbitrarily leave no cell out that can known result a
 _WORD = re.compile(r"[\w'’-]+")
 _DIGIT = re.compile(r"\d")
 _MAX_NAMES_CHARS = 1000
-"""Max characters of the columns' names that are looked for in a question."""
+"""Max characters of all column names together. Longer ones are not looked for in a question."""
 
 
 def opening(question: str, schema: Schema) -> str:
-    """Return the text of the request that the delegator is shown first. The text also describes the
-    hidden columns that need a question template.
+    """Return the request for the table as the delegator is shown it. It also describes the hidden
+    columns for which the delegator must write a question template.
     """
     columns = [column for column in schema.columns if not (column.hidden and column.ask)]
     return prompts.table_request(without_form(question, schema), map(described, columns))
@@ -126,8 +131,8 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
 
     `request`: the request for the table, as it was shown to the delegator. It must contain each
     name in a condition, because a misspelled name would exclude right rows. A name that differs in
-    few letters is spelled as in the request, and wrong names of `one_of` are replaced by those in
-    the plan's questions for rows.
+    few letters is spelled as in the request. Wrong names among the values of `one_of` are replaced
+    by names from the plan's questions for rows.
     """
     text = without_thinking(text)
     plan = parse_decision(text, limit=_MAX_TAGS, managed=True)
@@ -164,9 +169,9 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
 
 
 def _spellings(values: Iterable[str], request: str) -> dict[str, str]:
-    """Return the spelling in the request of names that a plan misspells, by the misspelled name. A
-    name is misspelled if the request has another one with as many words, the same ending, and few
-    other letters. At most `_MAX_MISSPELLED` names are looked at.
+    """Map each misspelled name of a plan to its spelling in the request. A name is misspelled if
+    the request lacks it, but has one with as many words, the same ending, and few different
+    letters. At most `_MAX_MISSPELLED` names are looked at.
 
     `values`: values of conditions.
     """
@@ -209,7 +214,7 @@ def _corrected(
     question is "Which films by A are there?", with A among the values, another question that
     differs only in the name has a further value.
 
-    Small models miscopy the second name of a condition more often than that of a question.
+    Small models miscopy the second name in a condition more often than the name in a question.
     `request`: the folded request.
     """
     if condition.operator not in _BY_NAME:
@@ -240,17 +245,18 @@ def _check_names(condition: Condition, request: str) -> None:
     wrote one name of two.
     """
     if condition.operator == "one_of" and len(condition.values) == 1:
-        raise BadRequest("one_of has one value only; use equals, or give all values.")
+        raise BadRequest("one_of has only one value; use equals, or give all values.")
     if condition.column.type == "text" and condition.operator in _BY_NAME:
         for value in condition.values:
             if sought(value) not in request:
-                raise BadRequest(f"the request does not name {value[:_MAX_CHARS]!r}.")
+                raise BadRequest(f"the request does not contain the name {value[:_MAX_CHARS]!r}.")
 
 
 def _condition(attributes: str, body: str) -> Condition:
-    """Return the condition in a tag `<where column="…" is="…">…</where>` or `<where ask="…"/>`. The
-    values of `one_of` have bars between them. If a number or date must have one value, further
-    texts without a digit are ignored. Raises `BadRequest` for an unknown operator.
+    """Return the condition in a tag `<where column="…" is="…">…</where>` or `<where ask="…"/>`.
+    Vertical bars separate the values of `one_of`. If the operator compares numbers or dates, and
+    there are several values, those without a digit are ignored. Raises `BadRequest` for an unknown
+    operator.
     """
     named = {
         name.lower(): readable(value)
@@ -258,7 +264,9 @@ def _condition(attributes: str, body: str) -> Condition:
     }
     operator: Any = named.get("is", "equals").strip().lower().replace(" ", "_")
     if operator not in get_args(Operator):
-        raise BadRequest(f"is={operator[:_MAX_CHARS]!r}: use {', '.join(get_args(Operator))}.")
+        raise BadRequest(
+            f"{operator[:_MAX_CHARS]!r} is no operator; use {', '.join(get_args(Operator))}."
+        )
     column = Column(named.get("column", ""), ask=named.get("ask", ""))
     written = filter(None, map(one_line, body.split("|")))
     values = tuple({sought(value) or value: value for value in written}.values())
@@ -279,7 +287,7 @@ def status(
 
     `independent_discoveries`: the discoveries whose executors searched in this run, instead of
     using a report of another run. `not_dispatched`: questions of the delegator's last turn that
-    exceeded the limit.
+    were not asked, because the turn had more questions than allowed.
     """
     known = completeness(table, independent_discoveries)
     missing = sum(known.cells.get(state, 0) for state in _HOLES)
@@ -295,7 +303,7 @@ def status(
 
 
 def _holes(table: Table, names: Sequence[str]) -> Iterator[str]:
-    """Yield the names of missing cells, as `row: column`."""
+    """Yield each cell without a value, named as `ROW: COLUMN`."""
     for name, row in zip(names, table.rows, strict=True):
         for column, cell in zip(table.schema.columns, row.cells, strict=True):
             if cell.state in _HOLES:

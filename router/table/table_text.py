@@ -54,8 +54,8 @@ _OPENING_WORDS = re.compile(
     |很?抱歉|对不起|以下|根据|(?:没有|未)找到|申し訳|すみません|죄송|다음은""",
     re.IGNORECASE | re.VERBOSE,
 )
-"""Matches the first words of lines that introduce or replace a list, so that they are not read as
-items of the list.
+"""Matches the first words of lines that introduce a list, or say that there is none. Such lines are
+not read as items of the list.
 """
 _PIECE = re.compile(r"""[^\w.…⋮?-]*$|["']?(?:[{}\]<]|\[\s*(?:["\[{]|$))|["'][^"']*["']\s*:""")
 """Matches lines that are only punctuation, or a part of JSON or HTML."""
@@ -72,7 +72,9 @@ class TableText(NamedTuple):
     """A table as it was read from a text."""
 
     rows: tuple[tuple[str, ...], ...]
-    """Rows with a text for each column, empty if the row has none. Markup is kept."""
+    """Rows with a text for each column. The text is empty if the row has no value for the column.
+    Markup is kept.
+    """
     lost: int
     """Number of rows that were not read: because they are cut off, left out with "…" or
     "… 12 more", or without a key.
@@ -81,7 +83,8 @@ class TableText(NamedTuple):
 
 def read_rows(text: str, columns: Sequence[Column]) -> TableText:
     """Read the tables in a text, which may be JSON, HTML or Markdown, with or without a code fence,
-    and surrounded by prose. If there is none, read CSV, or a list with one key per line.
+    and surrounded by prose. If there is no table, read the text as CSV, or as a list with one key
+    per line.
 
     A header may have the columns in any order. In a table without a header, columns are identified
     by position.
@@ -133,7 +136,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _parts(table: list[list[str]], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
-    """Return the header of a table, which is empty if it has none, and the table's rows."""
+    """Return the header of a table (an empty list if there is none), and the table's rows."""
     names = {normal_name(column.name) for column in columns}
     dashes = [bool(row) and all(map(_SEPARATOR.fullmatch, row)) for row in table]
     first = table[0]
@@ -202,8 +205,9 @@ def _usable(
     columns: Sequence[Column],
     lost: int,
 ) -> TableText:
-    """Return the rows that have a complete key. A ditto mark, and an empty key cell in a row that
-    has other key cells, are replaced by the cell above. `lost`: number of rows already lost.
+    """Return the rows that have a value for each key column. A ditto mark is replaced by the cell
+    above it, and so is an empty key cell if another key cell of the row has a value. `lost`: number
+    of rows already lost.
     """
     keys = [at for at, column in enumerate(columns) if column.key]
     usable: list[tuple[str, ...]] = []
@@ -229,8 +233,8 @@ def _usable(
 
 
 def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequence[str]]:
-    """Read the lines as CSV if one of the first is a CSV header, or else as a list of keys. Return
-    the rows.
+    """Return the rows in `lines`. If one of the first ten lines is a CSV header, the lines are read
+    as CSV, otherwise as a list of keys.
     """
     for at, line in enumerate(lines[:10]):
         for mark in ",;":
@@ -251,8 +255,8 @@ def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequenc
 
 
 def _items(lines: Sequence[str]) -> list[str]:
-    """Return the items of a bulleted list. If there are no bullets, return the lines, or the parts
-    of a single line with commas.
+    """Return the items of a bulleted or numbered list. If there are none, return the lines; a
+    single line is split at its commas.
     """
     items = [line[bullet.end() :] for line in lines if (bullet := _BULLET.match(line))]
     if items:
@@ -309,7 +313,7 @@ def read_values(
     row: RowKey,
 ) -> tuple[str, ...]:
     """Read the values of the `wanted` columns for one row from a text. A value is empty if the text
-    has none.
+    does not contain it.
 
     The text may contain lines such as `founder: Ana`, or a table with the row `row`. If only one
     value is wanted, it may be the whole text.
@@ -387,8 +391,9 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def _answer_end(body: str) -> int | None:
-    """Return the position at which the answer ends: at the last closing tag before the evidence
-    (the last, as rows may quote tags), or else at the evidence. Return None if there is neither.
+    """Return the position at which the answer ends: at the last closing tag before the evidence, or
+    else at the evidence. It is the last closing tag, because rows may quote tags. Return None if
+    there is neither a tag nor evidence.
     """
     evidence = _EVIDENCE.search(body)
     closings = _CLOSING.finditer(body, 0, evidence.end() if evidence else len(body))

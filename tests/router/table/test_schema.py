@@ -44,7 +44,7 @@ def test_valid_columns_and_rows_are_accepted() -> None:
         ),
         (
             [CITY, Column("mayor", ask="Who leads it?")],
-            r"the same for every row; name the row in it by \{City\}",
+            r"the same for every row; name the row in it with \{City\}",
         ),
     ],
 )
