@@ -14,10 +14,10 @@ from router.store.projection import put
 from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, WARNINGS, struct_of, structs
 
 _LOCK = 2
-"""Number of the lock (see `migration.lock`) for writing the audit log and warnings."""
+"""Number of the database lock (see `migration.lock`) for writing the audit log and warnings."""
 _LONGEST_TARGET = 200
-"""Max characters of the target of an act in the audit log. The rest is cut off: a refused request
-may name a target of any length.
+"""Max characters of an administrative act's target in the audit log. The rest is cut off, because a
+refused request may name a target of any length.
 """
 
 
@@ -109,9 +109,9 @@ class SQLAccounts(Frozen):
     async def claim_warnings(
         self, uses: Sequence[QuotaUse], since: float
     ) -> list[tuple[QuotaUse, bool]]:
-        """Return the uses of quotas about which the caller must warn now, each with True if no
-        gateway has tried to warn about it before. The attempt is recorded. A warning that is not
-        `delivered` is due again if it was last tried before `since`, a Unix time.
+        """Return the uses of quotas about which the caller must warn now, and record the attempt.
+        Each is a pair with True if no gateway has tried to warn about it before. A warning that was
+        not `delivered` is due again if the last attempt was before `since`, a Unix time.
         """
 
         def claim(connection: Connection) -> list[tuple[QuotaUse, bool]]:

@@ -78,8 +78,8 @@ _LISTED = (
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 """Sort key of runs: the start time, and the identifier for runs with equal times."""
-# The latest verdict on each run. With a subquery for each run, PostgreSQL would estimate such a
-# high cost that it would spend seconds on JIT compilation.
+# The latest verdict on each run. A subquery for each run would have such a high estimated cost that
+# PostgreSQL would spend seconds on JIT compilation.
 _VERDICTS = text("""
 SELECT DISTINCT run_id, first_value(coalesce(accepted, score >= 0.5))
     OVER (PARTITION BY run_id ORDER BY given_at DESC) AS good
@@ -106,18 +106,18 @@ class SQLArchive(Frozen):
 
     database: Database
     calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None
-    """Function that takes the identifier of a run. It returns the run's ended calls if this gateway
-    is running the run, otherwise None.
+    """Function that returns the ended calls of a run, by its identifier. It returns None unless
+    this gateway is running the run.
     """
     searched: int = 5_000
-    """Max number of runs that are read for one page of a list, if the filter has a condition that
-    no database index serves. Such a page may contain few runs although there is a next page.
+    """Max number of runs that are read for one page of a list, if the filter has a condition for
+    which the database has no index. Such a page may contain few runs although there is a next page.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """Return a run. If it is running, it has the calls that have ended at this gateway, and
-        none if another gateway runs it. `tenant`: the tenant that the run must belong to; None for
-        any. Raises `NotFound`, also if the run belongs to another tenant.
+        """Return a run. If this gateway is running the run, it has the calls that have ended so
+        far. If another gateway is running it, it has no calls. `tenant`: the tenant that the run
+        must belong to; None for any. Raises `NotFound`, also if the run belongs to another tenant.
         """
         # Read immediately, even if the database is behind the log: the row of a running run does
         # not change.
@@ -293,7 +293,7 @@ def _visible(run_id: str, tenant: str | None) -> list[ColumnElement[bool]]:
 
 
 def _not_found(run_id: str) -> NotFound:
-    return NotFound(f"run_id {run_id!r}: no such run is stored here.")
+    return NotFound(f"run_id {run_id!r}: no such run is stored here; check the identifier.")
 
 
 # Conditions are cached: pages repeat the same few filters, and building the conditions takes longer
@@ -375,8 +375,8 @@ def _token(*position: object) -> str:
 
 
 def _place(page: str) -> tuple[float, str]:
-    """Return the position (start time and identifier) of the last run of the previous page, which
-    is encoded in that page's token. Raises `BadRequest` if the token is invalid.
+    """Return the start time and identifier of the last run of the previous page, which the page
+    token `page` encodes. Raises `BadRequest` if the token is invalid.
     """
     try:
         started_at, run_id = msgspec.msgpack.decode(
@@ -415,10 +415,11 @@ _LEAST = -(1 << 31)
 def publish(
     connection: Connection, run_ids: Sequence[str], happened: Callable[[str], Progress]
 ) -> list[str]:
-    """Write the progress of the runs in `run_ids` that another gateway watches, and delete the
-    progress of ended runs. Return the runs in `run_ids` whose cancellation is requested.
+    """Write the progress of those runs in `run_ids` that clients of another gateway watch, and
+    delete the progress of ended runs. Return the identifiers of the runs in `run_ids` whose
+    cancellation is requested.
 
-    `happened`: function that returns the whole progress of a run, by its identifier.
+    `happened`: function that returns all events and ended calls of a run, by its identifier.
     """
     requests = connection.execute(_REQUESTS, {"run_ids": run_ids}).all()
     for run_id, _, last_call, last_event in requests:

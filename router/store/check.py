@@ -1,8 +1,8 @@
 """Check of a database: whether its tables and rows are complete, and whether the trace of each run
 agrees with the run's rows.
 
-Everything is read in one snapshot, so that a gateway may write meanwhile. The sums of calls are not
-checked, because a sum is always written in one transaction with its calls.
+Everything is read in one snapshot, so a gateway may write meanwhile. The sums of calls are not
+checked, because they are always written in one transaction with the calls.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ class Problem(Frozen):
     """A problem in a database."""
 
     where: str
-    """The place of the problem, such as `table calls` or `run run-1`."""
+    """The table or run that has the problem, such as `table calls` or `run run-1`."""
     what: str
     """The problem in words."""
 
@@ -95,7 +95,7 @@ def _check_tables(connection: Connection) -> Iterator[Problem]:
         items = (*inspector.get_columns(table.name), *inspector.get_indexes(table.name))
         expected = {*table.c.keys(), *(str(index.name) for index in table.indexes)}
         for name in sorted(expected - {item["name"] for item in items}):
-            yield Problem(f"table {table.name}", f"has no {name}")
+            yield Problem(f"table {table.name}", f"has no column or index {name}")
 
 
 def _check_references(connection: Connection) -> Iterator[Problem]:
@@ -119,12 +119,12 @@ def _check_run(row: Row[Any], booked: dict[int, RowMapping]) -> Iterator[str]:
     try:
         run = run_of(row)
     except StoreFailed:
-        yield "its trace cannot be decoded"
+        yield "the trace is damaged, so the run's result and texts cannot be read"
         return
 
     recorded = {"id": row.run_id, **row._mapping}
     if wrong := [name for name in _OF_RUN if getattr(run, name) != recorded[name]]:
-        yield f"its trace and its row differ in {', '.join(wrong)}"
+        yield f"the trace and the row of the run differ in {', '.join(wrong)}"
     traced = {call.number: call_row(call) for call in run.calls}
     for number, call in sorted(traced.items()):
         if number not in booked:

@@ -23,11 +23,11 @@ from router.store.migration import THIS, Release, Step, expansions, prepare, ste
 
 _log = structlog.get_logger("store")
 WRITES: dict[str, Any] = {"writes": True}
-"""Execution options of a writing transaction whose commit waits until it is on disk."""
+"""Execution options of a writing transaction. Its commit waits until the changes are on disk."""
 NOTES: dict[str, Any] = {**WRITES, "notes": True}
-"""Execution options of a writing transaction whose commit does not wait for the disk. The
-transaction survives a kill of the process, but maybe not a power cut. It is on disk as soon as any
-later transaction is on disk.
+"""Execution options of a writing transaction whose commit does not wait for the disk. The changes
+survive a kill of the process, but may be lost in a power cut. They are on disk as soon as any later
+transaction is on disk.
 """
 _CONNECT_S = 10
 _ALIVE = {
@@ -45,8 +45,8 @@ _OWNER_ALONE = 0o600
 questions and answers.
 """
 COPY = "copy"
-"""Name of a row that `Database.copy` adds to the table `logs` of the copy. The row has the position
-in the log up to which the copy contains all changes.
+"""Name of a row that `Database.copy` adds to the table `logs` of the copied database. The row has
+the position in the log up to which the copy contains all changes.
 """
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
@@ -212,7 +212,7 @@ def default_log(file: Path) -> Path:
 
 def store_problem(url: str) -> str | None:
     """Return the reason why a database cannot be used, such as tables of another release. Return
-    None if it can be used, even if it has no tables yet. Creates nothing. Blocks while it connects.
+    None if it can be used; it may be empty. Creates nothing. Blocks while it connects.
     """
     try:
         with engine_for_once(url) as engine, engine.connect() as connection:
@@ -258,9 +258,9 @@ class Database:
     @classmethod
     async def open(cls, url: str, release: Release = THIS) -> "Database":
         """Connect to a database. Create the tables if it is empty. If an earlier release created
-        them, apply the revisions with which that release still works (see `migration.py`). Raises
-        `BadConfig` if the database cannot be opened, or if another program or an incompatible
-        release created it, and `ImportError` if its driver is not installed.
+        them, apply only the revisions after which that release can still use the database (see
+        `migration.py`). Raises `BadConfig` if the database cannot be opened, or if another program
+        or an incompatible release created it, and `ImportError` if its driver is not installed.
         """
         return cls(await asyncio.to_thread(_opened, url, release))
 
@@ -442,10 +442,10 @@ def _opened(url: str, release: Release) -> Engine:
 
 
 def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
-    """Apply all revisions that a database lacks, also those that contract its schema (see
-    `migration.py`), and return them.
+    """Apply all revisions that a database lacks, even those after which earlier releases cannot use
+    it any more (see `migration.py`). Return the revisions.
 
-    `check`: True to only return them, and change nothing. Blocks. Raises `BadConfig`.
+    `check`: True to return the revisions without applying them. Blocks. Raises `BadConfig`.
     """
     with engine_for_once(url) as engine:
         if engine.dialect.name == "sqlite":

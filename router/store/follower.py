@@ -44,7 +44,8 @@ _SQLITE = "log"
 """Name of the only log of a SQLite database."""
 _START = Position()
 _LEISURE_S = 0.5
-"""Seconds for which changes are collected before they are written, unless a reader waits for them.
+"""Seconds for which changes are collected before they are written. If a reader waits for them, they
+are written immediately.
 """
 _MAX_BATCH = 256
 """Max number of changes in one transaction."""
@@ -77,13 +78,14 @@ class Follower:
         self._hurry = asyncio.Event()
         self._written = asyncio.Condition()
         self._refused = set[str]()
-        """Runs whose answers must not be acknowledged, because another gateway has closed them, or
-        because they cannot be written.
+        """Identifiers of runs whose answers must not be delivered, because another gateway has
+        closed the run, or because the database refuses its data.
         """
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
-        """Queue a change whose record was just written to the log: a run has begun, has ended (then
-        `ended` is the run), or is undone because it never began (`forgotten`).
+        """Queue a change whose record was just written to the log. `ended`: the run, if it has
+        ended. `forgotten`: True if the run is undone, because it never began. Otherwise the run has
+        begun.
         """
         self._changes.append(
             Change(
@@ -141,8 +143,8 @@ class Follower:
         if run_id in self._refused:
             self._refused.remove(run_id)
             raise StoreFailed(
-                f"Run {run_id} was closed by another gateway, or the database refused it; ask "
-                "again."
+                f"Run {run_id} has no answer, because another gateway closed the run, or because "
+                "the database refused its data; ask again."
             )
 
     async def keep_following(self) -> None:
@@ -171,9 +173,9 @@ class Follower:
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
-        """Write the log's place to the database: the position up to which it has all changes. Then
-        delete the segments with numbers below `needed` whose changes are on the database's disk.
-        Raises `StoreFailed`.
+        """Write the log's place to the database: the position up to which the database has all
+        changes. Then delete the log's segments with numbers below `needed`, unless the database
+        lacks changes of them on its disk. Raises `StoreFailed`.
         """
         needed = min([needed, *(change.segment for change in self._changes)])
         obsolete = any(number_of(path) < needed for path in segments(self._log.folder))
@@ -185,9 +187,9 @@ class Follower:
         """Recover the log of a process that has ended: write its changes to the database, begin a
         new segment, and close the runs that have not ended as interrupted.
 
-        Return the interrupted runs in the log, without cancelled ones, and False if a part of the
-        log is missing or damaged. Raises `StoreFailed`, and `BadConfig` if the log cannot be read
-        at all.
+        Return the interrupted runs in the log, without cancelled ones, and whether the whole log
+        could be read: False if a part of it is missing or damaged. Raises `StoreFailed`, and
+        `BadConfig` if the log cannot be read at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
@@ -202,7 +204,7 @@ class Follower:
         logged = {run.start.id: run for run in fold.left().values()}
         left = await self._database.read(left_over, self.name) | logged
         for run_id in await self._database.read(ended_among, list(left)):
-            del left[run_id]  # its `RunEnded` record cannot be read any more
+            del left[run_id]  # the log's record of its end is lost
             logged.pop(run_id, None)
 
         changes = []
@@ -221,8 +223,8 @@ class Follower:
         # The changes so far may not be on disk. This transaction waits for the disk, which puts
         # them on disk, too. Otherwise, readers could see rows that a power cut removes.
         await self._keep_place(on_disk=True)
-        # Runs that only the database has cannot be resumed, because the log has no record of their
-        # calls. Most of them are runs whose gateway was killed as they began.
+        # Runs that are only in the database cannot be resumed, because the log has no record of
+        # their calls. For most of them, the gateway was killed while the run began.
         interrupted = fold.interrupted | logged
         for run_id in await self._database.read(cancelled_among, list(interrupted)):
             del interrupted[run_id]
@@ -287,8 +289,9 @@ class Follower:
             await self._write(changes[first : first + _MAX_BATCH])
 
     async def _write(self, batch: Sequence[Change]) -> None:
-        """Write changes in one transaction. If the database refuses the data of a change, write
-        each change in its own transaction, and the refused run as failed, without its contents.
+        """Write changes in one transaction. If the database refuses the data of a change, each
+        change is written in its own transaction. The run whose data is refused is written as
+        failed, without its contents.
         """
         try:
             if self._commits:
@@ -362,9 +365,9 @@ async def opened(
     """Open a database for a command. First, make sure that a SQLite database has all runs that its
     gateway has acknowledged: wait for the gateway, or if none runs, read its log here.
 
-    `on_missing`: called with the numbers of missing segments of a SQLite file's log. `log_folder`:
-    folder of that log; None for the database's `log_folder`. Raises `BadConfig`, and `StoreFailed`
-    if a running gateway does not write its log to the database in time.
+    `on_missing`: called with the numbers of missing segments of a SQLite database's log.
+    `log_folder`: folder of that log; None for the database's `log_folder`. Raises `BadConfig`, and
+    `StoreFailed` if a running gateway does not write its log to the database in time.
     """
     database = await Database.open(url)
     try:

@@ -6,7 +6,8 @@ the previous transaction is committed. Then one transaction writes them all. It 
 cannot deadlock. While it holds the locks, no other gateway can begin runs or take leases of these
 tenants. Under the locks, the transaction
 
-1. resizes leases: to what is wanted, plus something in advance, within what other gateways leave;
+1. resizes leases: to the requested amounts plus something in advance, as far as the limits and the
+   leases of other gateways allow;
 2. writes the changes from the log, which moves spending from the leases to `spending`;
 3. begins runs, one after the other, within the limits on requests and on runs in flight.
 
@@ -47,9 +48,7 @@ from router.store.records import Change
 _AHEAD = 16
 """Max amount that is leased in advance, as a multiple of what is requested."""
 _LEFT_FOR_OTHERS = 8
-"""Divisor for the part of a limit that no gateway has leased: at most 1/8 of it is leased in
-advance.
-"""
+"""A gateway leases in advance at most 1/8 of the part of a limit that no gateway has leased."""
 
 
 class _Begin(NamedTuple):
@@ -69,14 +68,14 @@ class _Wish(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """Sizes that a lease may get, in tokens or in money."""
+    """Bounds for the new size of a lease, in tokens or in billionths of a dollar."""
 
     min_size: int
     """Size that serves at least one request: the used part of the lease, plus the smallest request.
     """
     wanted: int
-    """Size that serves all requests, and is not smaller than the current size. For a lease of which
-    a part is given back, the size that is kept.
+    """Size that serves all requests, and is not smaller than the current size. If a part of the
+    lease is given back, the size of the rest.
     """
     asked: int
     """Sum of all requests."""
@@ -86,8 +85,8 @@ class _Size(NamedTuple):
 
 _Sizes = dict[Period, tuple[_Size, ...]]
 _Leases = dict[Period, list[tuple[int, int]]]
-"""For each account and period, pairs of the amount spent and the lease: one pair in tokens, and one
-in money.
+"""For each account and period, two pairs of the amount spent and the size of the lease: one in
+tokens, and one in billionths of a dollar.
 """
 
 
@@ -112,7 +111,7 @@ class GroupCommit:
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
         self._idle = set[Period]()
-        """Periods whose leases are to be reduced."""
+        """Accounts and periods whose leases are to be reduced."""
         self._doubtful = False
         """True after a failed transaction, until all leases are written again, because it is
         unknown which leases the database has.
@@ -137,8 +136,8 @@ class GroupCommit:
         return await answer
 
     async def lease(self, wanted: Mapping[Period, Amount]) -> bool:
-        """Enlarge leases with the next commit, so that these amounts are free in them. Return False
-        if the limits do not allow that. Raises `StoreFailed`.
+        """Enlarge leases with the next commit, so that the amounts in `wanted` can be reserved
+        within them. Return False if the limits do not allow that. Raises `StoreFailed`.
         """
         answer = asyncio.Future[bool]()
         self._wishes.append(_Wish(wanted, answer))
@@ -146,8 +145,8 @@ class GroupCommit:
         return await answer
 
     def give_back(self) -> None:
-        """Give back unused parts of leases with the next commit: half of what is free, or all of a
-        lease of which nothing is used.
+        """Give back unused parts of leases with the next commit: half of the free part of a lease,
+        or the whole lease if nothing of it is used.
         """
         tallies = self._quotas.tallies.items()
         self._idle |= {key for key, tally in tallies if any(tally.free(of) > 0 for of in LIMITED)}
@@ -178,7 +177,7 @@ class GroupCommit:
             )
         except BaseException as error:  # a cancellation, too: callers must not wait forever
             self._doubtful = True
-            # The database refuses the data of one of the runs, but does not say of which. So write
+            # The database refuses the data of one of the runs, but does not say which run. So write
             # each run in its own transaction.
             if unwritable(error) and begins and len(begins) + len(changes) > 1:
                 for begin in begins:
@@ -318,7 +317,7 @@ def _leases(
     sizes: _Sizes,
     spent: dict[Period, Tally],
 ) -> _Leases:
-    """Write the leases of this gateway in the wanted sizes, as far as the limits allow, and return
+    """Write the leases of this gateway in the sizes `sizes`, as far as the limits allow, and return
     them. `log`: name of the gateway's log. `spent`: the locked sums.
     """
     own = Counter[tuple[str, str, str]]()
@@ -343,8 +342,9 @@ def _parameters(keys: Iterable[Period | Name]) -> dict[str, list[str]]:
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
-    """Return the new size of a lease. A lease only grows if it then has room for the smallest
-    request. `own`: its size so far. `taken`: the amount spent, plus the leases of other gateways.
+    """Return the new size of a lease. It is larger than before only if that makes room for at least
+    the smallest request. `own`: its size so far. `taken`: the amount spent, plus the leases of
+    other gateways.
     """
     if size.limit is None:
         return 0

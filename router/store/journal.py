@@ -66,11 +66,11 @@ _log = structlog.get_logger("store")
 _WATCH_S = 0.5
 """Interval of the checks of settings and disks, in seconds."""
 _SELDOM = 4
-"""Number of checks after which segments of the log that are not needed any more are deleted."""
+"""Segments of the log that are not needed any more are deleted after every fourth check."""
 _DATABASE_TIMEOUT_S = 5.0
-"""Seconds without an answer after which the database counts as down."""
+"""Seconds without a reply after which the database is reported as down."""
 _RESUMABLE_S = 3600.0
-"""Seconds after its start within which an interrupted run can be resumed."""
+"""An interrupted run can be resumed within this many seconds after its start."""
 _RETENTION_S = 600.0
 _OVER_S = 120.0
 """Age of a minute, in seconds, from which this gateway drops the minute's sums from memory."""
@@ -120,7 +120,7 @@ class LogJournal:
         self._lost: dict[str, Run] = {}
         """Ended runs whose end could not be written yet, by identifier."""
         self._refusal: str | None = None
-        """The reason why no run may begin; None if runs may."""
+        """The reason why no run may begin; None if runs may begin."""
 
     @classmethod
     @asynccontextmanager
@@ -139,9 +139,10 @@ class LogJournal:
 
         `log`: the log to write to; None for the log in its default folder. `on_cancel`: called with
         the identifier of a run whose cancellation was requested, maybe more than once. `on_health`:
-        called regularly with the reason why runs cannot be written, or None. `find`: returns a run
-        that this gateway is running, by its identifier. `keep_days`: days after their start at
-        which runs are deleted; None to keep all runs. Raises `BadConfig` and `StoreFailed`.
+        called regularly with the reason why runs cannot be written, or with None if they can be.
+        `find`: returns a run that this gateway is running, by its identifier. `keep_days`: runs are
+        deleted this many days after their start; None to keep all runs. Raises `BadConfig` and
+        `StoreFailed`.
         """
         log = log or own_log(database)
         journal = cls(
@@ -341,9 +342,8 @@ class LogJournal:
         return self._follower.lag_s
 
     async def quota_uses(self) -> list[QuotaUse]:
-        """Return how much of each quota is spent in the current day and month, in runs that have
-        ended. With several gateways, the spending of all of them counts. Quotas of 0 are left out.
-        Raises `StoreFailed`.
+        """Return how much of each quota the tenants have spent in the current day and month, in
+        ended runs of all gateways. Quotas of 0 are left out. Raises `StoreFailed`.
         """
         spent = await self._database.read(_spent)
         uses: list[QuotaUse] = []
@@ -359,7 +359,7 @@ class LogJournal:
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
-            raise StoreFailed(f"Run {run_id} was closed, so it cannot continue; ask again.")
+            raise StoreFailed(f"Run {run_id} has ended or was closed elsewhere; ask again.")
         return run
 
     async def _reserve(
@@ -369,9 +369,9 @@ class LogJournal:
         wanted: Amount,
         record: Opened | Reserved,
     ) -> None:
-        """Reserve `wanted` for a run in the quotas of its tenant, and write `record`. For the
-        answer, this replaces the amount that is reserved for it. `at`: Unix time that decides the
-        minute, day and month.
+        """Reserve `wanted` for a run in the quotas of its tenant, and write `record`. If `wanted`
+        is for the answer, it replaces the amount that the run has reserved for its answer. `at`:
+        Unix time in the minute, day and month in which the amount counts.
 
         Raises `BudgetExhausted` and `StoreFailed`; then nothing changes.
         """
@@ -405,8 +405,8 @@ class LogJournal:
 
     async def _lease(self, refused: QuotaExhausted, missing: dict[Period, Amount]) -> bool:
         """Request larger leases, after a check of the quotas has raised `refused`. Return whether
-        they were granted. If not, the caller checks a last time, because calls may have ended
-        meanwhile. Raises `refused` if larger leases cannot help, and `StoreFailed`.
+        they were granted. If not, the caller checks the quotas once more, because calls may have
+        ended meanwhile. Raises `refused` if larger leases cannot help, and `StoreFailed`.
         """
         if self._commits is None or not refused.contended:
             raise refused
@@ -436,7 +436,9 @@ class LogJournal:
         self._follower.take(recorded, replace(run, calls=tuple(recorded.calls)))
 
     def _take_back(self, run: RecordedRun) -> None:
-        """Release the reservations of a run that never began, and do not count it as a request."""
+        """Release the reservations of a run that never began, and subtract it from the counted
+        requests.
+        """
         self._quotas.end(run)
         for period in counted(run.start):
             self._quotas.tallies[period].requests -= 1
@@ -508,13 +510,13 @@ class LogJournal:
                     await self._watch_database(deletes=bool(problem) or not turn % _SELDOM)
                 problem = None
             except TimeoutError:
-                problem = f"nothing was written within {_DATABASE_TIMEOUT_S:g} s"
+                problem = f"writing to the database took more than {_DATABASE_TIMEOUT_S:g} s"
             except Exception as error:  # an unexpected error must not end the loop
                 problem = str(error) or type(error).__name__
 
             late: str | None = None
             if self._follower.behind:
-                late = problem or "too much of the log is not in the database yet"
+                late = problem or "the database is too far behind the log; try again later"
             self._refusal = full or late
             self._on_health(self._refusal or problem)
 
@@ -540,7 +542,7 @@ class LogJournal:
         return Progress(live.events[:1] if run.redact else live.events, run.calls)
 
     async def _end_lost(self) -> None:
-        """Write the last records of runs again whose first attempt failed. Raises `StoreFailed`."""
+        """Write again the last records of runs whose first attempt failed. Raises `StoreFailed`."""
         if self._lost:
             for run_id, run in [*self._lost.items()]:
                 with suppress(StoreFailed):

@@ -4,9 +4,8 @@
 A gateway holds an advisory lock on its epoch, in a database session that it uses every second.
 PostgreSQL ends idle sessions, and so releases the lock of a gateway that was killed, stopped or
 disconnected. If the lock of a gateway is free for a grace period, another gateway fences it: it
-deletes the row and closes the gateway's runs, so that the fenced gateway cannot commit any
-transaction any more. A gateway that has had no session for almost the grace period begins no runs
-and calls.
+deletes the gateway's row and closes the gateway's runs. A fenced gateway cannot commit transactions
+any more. A gateway that has had no session for almost the grace period begins no runs and calls.
 """
 
 import asyncio
@@ -73,7 +72,8 @@ class Members:
         self._session: Any = None
         self._locked = False
         self._good = -math.inf
-        """Monotonic time at which this gateway last saw that it holds its lock and is not fenced.
+        """Monotonic time at which this gateway last saw that it holds its lock and that its row
+        exists.
         """
         self._gone: dict[tuple[int, int], float] = {}
         """Gateways whose locks are free, as pairs of epoch and session number, with the monotonic
@@ -111,8 +111,9 @@ class Members:
         )
 
     def see_alive(self, *, begins: bool = False) -> None:
-        """Raise `StoreFailed` if another gateway may soon fence this one. `begins`: True before a
-        run begins, which is refused earlier; False before a call is made.
+        """Raise `StoreFailed` if another gateway may soon fence this one and close its runs.
+        `begins`: True before a run begins, False before a call is made. Runs are refused one second
+        earlier than calls.
         """
         if time.monotonic() - self._good > (_BEGINS_S if begins else _OPENS_S):
             raise StoreFailed(
@@ -139,7 +140,7 @@ class Members:
 
     async def _look(self) -> bool:
         """Use the session, and fence gateways whose locks have been free for the grace period.
-        Return False if this gateway was fenced itself.
+        Return False if another gateway has fenced this one.
         """
         asked = time.monotonic()
         try:
@@ -211,8 +212,8 @@ def see_member(connection: Connection, epoch: int) -> None:
 
 def _join(connection: Connection, log: str) -> int:
     connection.execute(GATEWAYS.delete().where(GATEWAYS.c.log == log))
-    # Delete the leases of gateways that are gone, if their period is over. Earlier, they must
-    # count, because the logs may still have spending that the database lacks.
+    # Delete the leases of gateways that are gone, if the lease's period is over. Until then, the
+    # leases must count, because the gateways' logs may have spending that the database lacks.
     lost = LEASES.c.log.not_in(select(GATEWAYS.c.log))
     for period in names(time.time() - _PAST_S):
         past = LEASES.c.period < period, func.length(LEASES.c.period) == len(period)

@@ -30,21 +30,21 @@ from router.store.schema import METADATA, REVISION, REVISIONS, SCHEMA, SCHEMA_NU
 _log = structlog.get_logger("store")
 _BASELINE = "0001"
 _BASELINE_NUMBER = 8
-"""Number of the schema of databases that have no revision."""
+"""Number of the schema of databases that do not record their revision."""
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, %(number)s)"
 _PATIENCE = "SET LOCAL lock_timeout = '10s'"
-"""Limits how long a revision waits for the lock of a table, because all readers that come later
-wait meanwhile.
+"""Limits how long a revision waits for the lock of a table. All readers that come later also wait
+during this time.
 """
 
 
 class Release(NamedTuple):
-    """The schema that a release needs."""
+    """The schema that a release of rolegate needs."""
 
     number: int = SCHEMA_NUMBER
     revision: str = REVISION
     scripts: Path = Path(__file__).with_name("migrations")
-    """Folder of the scripts that lead to the revision."""
+    """Folder of the scripts of all revisions up to this one."""
 
 
 THIS = Release()
@@ -57,7 +57,7 @@ class Step(Frozen):
     about: str
     """First line of the script's docstring."""
     number: int | None
-    """Number of the schema that the revision contracts to; None if it expands the schema."""
+    """Number of the schema after a revision that contracts it; None if the revision expands it."""
 
 
 def lock(connection: Connection, number: int = 0) -> None:
@@ -72,10 +72,11 @@ def lock(connection: Connection, number: int = 0) -> None:
 def prepare(
     connection: Connection, release: Release = THIS, *, contracts: bool = False
 ) -> list[Step]:
-    """Create the tables in an empty database, or apply the revisions that it lacks; return these.
+    """Create the tables in an empty database, or apply the revisions that a database lacks. Return
+    the applied revisions.
 
-    `contracts`: True to apply also revisions that contract the schema. Raises `BadConfig` if the
-    release cannot work with the database; then nothing was changed.
+    `contracts`: True to also apply revisions that contract the schema (see the module's docstring).
+    Raises `BadConfig` if the release cannot work with the database; then nothing was changed.
     """
     lock(connection)
     missing = steps(connection, release)
@@ -96,8 +97,8 @@ def prepare(
 
 
 def expansions(missing: Sequence[Step]) -> list[Step]:
-    """Return the revisions that may be applied while gateways of earlier releases run. Raises
-    `BadConfig` if the release cannot work without the others.
+    """Return the first revisions in `missing`, which may be applied while gateways of earlier
+    releases run. Raises `BadConfig` if this release cannot work without the revisions after them.
     """
     first = list(takewhile(lambda step: step.number is None, missing))
     if any(step.number is None for step in missing[len(first) :]):
@@ -109,7 +110,7 @@ def expansions(missing: Sequence[Step]) -> list[Step]:
 
 
 def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
-    """Return the revisions that a database lacks, in their order; None if it has no tables. Changes
+    """Return the revisions that a database lacks, oldest first; None if it has no tables. Changes
     nothing. Raises `BadConfig` if the database has the tables of another program, or of a release
     from which there is no upgrade to this one.
     """

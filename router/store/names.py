@@ -21,7 +21,7 @@ from router.store.schema import RUNS
 from router.trace.run import RunStatus
 
 _REQUEST_ID_S = 86400
-"""Seconds after the run's start for which a name belongs to its run."""
+"""Seconds after a run's start during which its name belongs to it."""
 _BITS = 1 << 25
 """Number of bits of the Bloom filter of one day, 4 MiB. With two million names in it, one in a
 thousand new names is mistaken for a used one.
@@ -45,17 +45,17 @@ class Named(NamedTuple):
 
     @classmethod
     def of(cls, start: RunStart) -> "Named":
-        """Return the entry for a run that is beginning."""
+        """Return the `Named` of a run that is beginning."""
         return cls(start.id, start.fingerprint, "running", start.started_at)
 
     def holds(self, now: float) -> bool:
         """Return whether the name still belongs to this run at the Unix time `now`, so that no new
-        run can have it.
+        run may use it.
         """
         return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
 
     def earlier_run(self, start: RunStart) -> EarlierRun:
-        """Return the result of `Journal.begin` for the request `start`, which has the same name as
+        """Return the reply of `Journal.begin` to the request `start`, which has the same name as
         this run.
         """
         return EarlierRun(self.run_id, self.status, self.fingerprint == start.fingerprint)
@@ -104,8 +104,8 @@ class RequestNames:
             self._used.add(name)
 
     def end(self, start: RunStart, status: RunStatus, place: Position) -> None:
-        """Update the status of a run that has ended. `place`: position in the log after its last
-        record.
+        """Update the status of a run that has ended. `place`: position in the log after the run's
+        last record.
         """
         name = name_of(start)
         if (named := self._runs.get(name)) and named.run_id == start.id:
@@ -117,7 +117,7 @@ class RequestNames:
         self._runs.pop(name_of(start), None)
 
     def forget_ended(self, stored: Callable[[Position], bool]) -> None:
-        """Drop the ended runs from memory that are in the database now. `stored`: function that
+        """Drop from memory the ended runs that are in the database now. `stored`: function that
         returns whether the database has everything up to a position in the log.
         """
         while self._ended and stored(self._ended[0][0]):

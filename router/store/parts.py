@@ -1,4 +1,4 @@
-"""Encode and decode runs part by part, so that other threads can continue meanwhile.
+"""Encoding and decoding of runs part by part, so that other threads can run in between.
 
 msgspec holds Python's interpreter lock while it encodes or decodes a value, which takes 100 ms for
 a large table. So the events, calls and executions of a run are encoded and decoded one at a time.
@@ -14,11 +14,11 @@ from router.trace.values import TableRun
 
 S = TypeVar("S", bound=Struct)
 _MANY = 500
-"""Min number of events and calls of a run that is encoded in parts. For a smaller run, that would
-only take longer.
+"""Runs with at least this many events and calls are encoded in parts. For a smaller run, encoding
+in parts would only take longer.
 """
 _LARGE_BYTES = 1 << 20
-"""Min bytes of a trace that is decoded in parts."""
+"""Traces of at least this many bytes are decoded in parts."""
 _encode = msgpack.Encoder().encode
 _read_list = msgpack.Decoder(list[Raw]).decode
 _read_map = msgpack.Decoder(dict[str, Raw]).decode
@@ -26,7 +26,8 @@ _read_map = msgpack.Decoder(dict[str, Raw]).decode
 
 def encoded_in_parts(run: Run) -> Run:
     """Return a copy of a run in which the events, calls and executions are encoded already, as
-    `msgspec.Raw`. The copy is only fit to be encoded. A small run is returned unchanged.
+    `msgspec.Raw`. The copy can be encoded, but not used otherwise. A small run is returned
+    unchanged.
     """
     if len(run.events) + len(run.calls) < _MANY:
         return run

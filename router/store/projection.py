@@ -1,4 +1,4 @@
-"""The projection writes the runs of a log as rows of a database.
+"""Writing of the runs in a log as rows of a database (the projection).
 
 Changes are written in batches, in the order of the log. Each transaction also writes the log's
 place: the position in the log after the batch's last change. Changes at or before the stored place
@@ -90,10 +90,10 @@ def _as_they_stand(
     place: Position,
     closed: set[str],
 ) -> Iterator[Change]:
-    """Yield the changes that must be written to a PostgreSQL database, where each run has a row
-    since it began. A run that another gateway has closed is added to `closed`, and yielded without
-    its answer, as interrupted. An interrupted run whose cancellation was requested is yielded as
-    cancelled.
+    """Yield the changes that must be written to a PostgreSQL database, where each run has had a row
+    since it began. If another gateway has closed a run, add its identifier to `closed`, and yield
+    it without its answer, as interrupted. Yield an interrupted run as cancelled if its cancellation
+    was requested.
     """
     ids = [change.start.id for change in changes]
     wanted = (
@@ -157,8 +157,8 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
 def put(connection: Connection, table: Table, rows: Sequence[Row], *, adds: bool = False) -> None:
     """Insert rows, in the transaction of `connection`. They replace rows with the same keys.
 
-    `adds`: the rows are sums, which are added to those of rows with the same keys. If only one of
-    two sums is null, it counts as 0; if both are null, the result is null.
+    `adds`: True to add the values of the rows to those of stored rows with the same keys. If only
+    one of two values is null, it counts as 0; if both are null, so is their sum.
     """
     _do(connection, _putting(table, connection.dialect.name, adds), rows)
 
@@ -170,9 +170,9 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """Return those of `run_ids` whose runs have ended in the database. If a run without calls is
-    interrupted, or its cancellation was requested, it does not count as ended: another gateway may
-    have closed it, without its calls.
+    """Return those of `run_ids` whose runs have ended in the database. A run without calls does not
+    count as ended if it is interrupted, or if its cancellation was requested: another gateway may
+    have closed it without knowing its calls.
     """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
     closed = (RUNS.c.status == "interrupted") | RUNS.c.cancel_requested
@@ -225,7 +225,7 @@ def ended_calls(changes: Iterable[Change]) -> Iterator[Call]:
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
-    """Yield the periods whose sums in `spending` these changes add to."""
+    """Yield the accounts and periods of the rows in `spending` to which these changes add."""
     for change in changes:
         yield from counted(change.start)
         for call in change.run.calls if change.run else ():
@@ -248,8 +248,8 @@ def keep_place(connection: Connection, log: str, place: Position) -> None:
 
 
 def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
-    """Return the rows of runs. If several of these runs have the same `request_id`, only the run
-    that began last keeps it.
+    """Return the rows of the runs in `changes`. If several runs of a tenant have the same
+    `request_id`, only the run that began last keeps it.
     """
     rows: dict[str, Row] = {}
     owners: dict[Name, str] = {}

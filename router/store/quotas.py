@@ -10,10 +10,10 @@ period, that one gateway may spend without a transaction. The database guarantee
 
     spent in the database + all leases <= limit
 
-A gateway reserves calls within its lease, and requests a larger lease if that is too small. The
-transaction that stores a run moves the run's spending from the lease to the sums in the database.
-So no limit is ever exceeded: if a gateway is killed, or a transaction fails, the lease still
-counts.
+A gateway reserves calls within its lease, and requests a larger lease if the lease is too small.
+The transaction that stores a run moves the run's spending from the lease to the sums in the
+database. So no limit is ever exceeded: if a gateway is killed, or a transaction fails, the lease
+still counts.
 
 A minute is a calendar minute, not the last 60 seconds: it is a period like a day, so that the same
 locks and leases keep it exact over all gateways. A request counts in the minute in which its run
@@ -64,15 +64,15 @@ class Tally(msgspec.Struct):
     """Tokens that are reserved for calls in flight and for answers."""
     reserved_nano_usd: int = 0
     booked_tokens: int = 0
-    """The part of `tokens` that is in a shared database; 0 if the database is not shared."""
+    """The part of `tokens` that a shared database has; 0 if the database is not shared."""
     booked_nano_usd: int = 0
     lease_end_tokens: int = 0
-    """Upper limit that the lease sets for `tokens` plus `reserved_tokens`."""
+    """Max value that the lease allows for `tokens` plus `reserved_tokens`."""
     lease_end_nano_usd: int = 0
 
     def used(self, of: str) -> int:
-        """Return the used part of the lease: what is reserved, or is spent and not yet in the
-        database. `of`: `tokens` or `nano_usd`, as in the other methods.
+        """Return the used part of the lease: the reserved amount, and the amount that is spent but
+        not in the database yet. `of`: the unit, `tokens` or `nano_usd`, as in the other methods.
         """
         booked = getattr(self, f"booked_{of}")
         return int(getattr(self, of) - booked + getattr(self, f"reserved_{of}"))
@@ -94,8 +94,8 @@ class Tally(msgspec.Struct):
 
 
 class Settings(dict[str, Any]):
-    """Settings of accounts by their names: a `Tenant` or a `Key`. A tenant without stored settings
-    has no limits, and neither has a key that is not stored.
+    """Settings of accounts by name: a `Tenant`, or a `Key` under its name `key ID`. Accounts
+    without stored settings have no limits.
     """
 
     def __missing__(self, name: str) -> Tenant:
@@ -107,18 +107,18 @@ class Quotas:
 
     def __init__(self, *, shared: bool) -> None:
         """`shared`: True if several gateways share the quotas. Then nothing is spent without a
-        lease, and the limits on requests and runs in flight are checked in the database.
+        lease, and the database checks the limits on requests and on runs in flight.
         """
         self._shared = shared
         self.accounts = Settings()
-        """Settings of all accounts. They are never changed, but replaced."""
+        """Settings of all accounts. New settings replace the whole object."""
         self.tallies = defaultdict[Period, Tally](Tally)
         self.in_flight = Counter[str]()
         """Number of running runs by tenant."""
 
     def limited(self, start: RunStart) -> bool:
-        """Return whether tokens or money of a run are limited. Then every model call has to reserve
-        its worst case before it is made.
+        """Return whether a quota limits the tokens or the money of a run. Then each model call must
+        first reserve the most that it can spend.
         """
         limits = product(counted(start), LIMITED)
         return any(
@@ -149,13 +149,14 @@ class Quotas:
         *,
         answers: bool,
     ) -> None:
-        """Raise `QuotaExhausted` if `amount` exceeds what is left of the quotas in `spans`. Raise
-        `PriceUnknown` if there is a limit on money, and the cost of `amount` is unknown.
+        """Raise `QuotaExhausted` if `amount` exceeds what is left of a quota in one of `spans`, the
+        accounts and periods in which it counts. Raise `PriceUnknown` if there is a limit on money,
+        and the cost of `amount` is unknown.
 
         `at`: a Unix time within all `spans`. `run`: the run that the amount is for; None if it has
-        not begun. `answers`: True if the amount is for the answer, so that it may use the reserve
-        of the run for its answer. Other calls of the run never get this reserve, so if only the
-        reserve would be enough for a call, the error says that the quota is used up.
+        not begun. `answers`: True if the amount is for the answer, so that it may use the amount
+        that the run has reserved for its answer. For other calls of the run, that reserve counts as
+        used up.
         """
         kept_in = periods(run.start.tenant, run.start.started_at) if run else []
         for span in spans:
@@ -189,8 +190,9 @@ class Quotas:
                 if not later.holds(amount):
                     left: Remaining | None = later
                     if unit == "minute":
-                        # A call can wait for the next minute. So `left` is None, except if the call
-                        # exceeds the limit of a whole minute, and must be shortened to that.
+                        # A call can wait for the next minute. So `left` is None, unless the call
+                        # exceeds the limit of a whole minute: then it must be shortened to that
+                        # limit.
                         whole = Remaining(of, limit)
                         left = None if whole.holds(amount) else whole
                     raise _used_up(message, unit, at, left, f": {later.against(amount)}")
@@ -228,8 +230,8 @@ class Quotas:
         self.in_flight[start.tenant] -= 1
 
     def forget_minutes(self, before: float) -> None:
-        """Drop the sums of minutes before a Unix time, unless something is reserved or leased in
-        them.
+        """Drop the sums of minutes that ended before a Unix time, unless a minute still has a
+        reserved amount or a lease.
         """
         minute = names(before)[0]
         for span, tally in [*self.tallies.items()]:

@@ -1,5 +1,5 @@
-"""The records of the log, and the state of a run, which is computed from its records one after the
-other (a fold). That is done while the run is running, and again when the log is read.
+"""The records of the log, and the state of a run. The state is computed from the run's records, one
+after the other (a fold): while the run is running, and again when the log is read.
 """
 
 from collections import defaultdict
@@ -36,8 +36,8 @@ class Opened(Frozen, array_like=True, tag=11):
 
 
 class Settled(Frozen, array_like=True, tag=12):
-    """Record that a call has ended. It has the call's number, and all fields that `Call` has and
-    `OpenedCall` does not have.
+    """Record that a call has ended. Its fields are the call's number, and all fields of `Call` that
+    `OpenedCall` lacks.
     """
 
     __annotations__ = {"number": int} | {
@@ -117,7 +117,7 @@ class RecordedRun:
         self.key = run_key(begun.start.id)
         """Number of the run in the log's frames, see `run_key`."""
         self.records = 1
-        """Number of the run's records so far, including lost ones."""
+        """Number of the run's records so far, including the lost ones in `gaps`."""
         self.gaps = 0
         """Number of records that are known to be lost. More may be lost."""
         self.end = Position()
@@ -132,15 +132,15 @@ class RecordedRun:
         """Amount reserved for the answer."""
         self.turns = Turns()
         self.cancelled = False
-        """True if the database says that the run should be cancelled."""
+        """True if the database has a request to cancel the run."""
         self.before: RecordedRun | None = None
-        """The interrupted run that this run resumes; None if it resumes none. Its turns are kept,
-        because this run may not have reached all of them.
+        """The interrupted run that this run resumes; None if it resumes none. The turns of the
+        interrupted run are kept, because this run may not have replayed all of them yet.
         """
 
     @property
     def chain(self) -> "Iterator[RecordedRun]":
-        """The run, the run that it resumes, the run that was resumed by that run, and so on."""
+        """The run, then the run that it resumes, then the run which that one resumed, and so on."""
         yield self
         if self.before:
             yield from self.before.chain
@@ -180,9 +180,9 @@ class RecordedRun:
         return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """Return the complete run for the case that it has no `RunEnded` record: its status is
-        `interrupted`, or `cancelled` if that was requested. Calls that were in flight are charged
-        their worst case.
+        """Return the complete run if it has no `RunEnded` record. Its status is `interrupted`, or
+        `cancelled` if its cancellation was requested. Calls that were in flight are charged the
+        most that they may have spent.
         """
         calls = (*self.calls, *self.cut())
         begun = self.start.started_at
@@ -264,8 +264,8 @@ class Fold:
     the run's identifier (`RunEnded`, or else `Opened`), the missing start of the run is rebuilt
     from it, so that the run's calls are still charged.
 
-    If the last records of a run are lost, no number is skipped. So `read` also marks the running
-    runs of which a record may have been in a damaged part of a segment.
+    If the last records of a run are lost, no number is skipped. So `read` also marks a running run
+    as damaged if one of its records may have been in a damaged part of a segment.
     """
 
     def __init__(self) -> None:
@@ -274,8 +274,8 @@ class Fold:
         self.running: dict[int, RecordedRun] = {}
         """Runs that have not ended, by key."""
         self.interrupted: dict[str, RecordedRun] = {}
-        """Runs whose gateway ended before them, and that have the status `interrupted`, by
-        identifier.
+        """Runs that ended with the status `interrupted`, because their gateway ended before them,
+        by identifier.
         """
         self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
         """Records of runs whose `Begun` record is lost, with the records' numbers, by key."""

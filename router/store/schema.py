@@ -50,8 +50,8 @@ _TYPES: dict[Any, type[Any]] = {int: BigInteger, float: Float, bool: Boolean}
 def _columns(
     struct: type[msgspec.Struct], *keys: str, without: tuple[str, ...] = ()
 ) -> Iterator[Column[Any]]:
-    """Yield a column for each field of a struct. A column is nullable if its field may be None.
-    `keys`: fields of the primary key. `without`: fields without a column.
+    """Yield a database column for each field of a struct. The column is nullable if the field may
+    be None. `keys`: fields of the primary key. `without`: fields without a column.
     """
     for field in msgspec.structs.fields(struct):
         union = get_origin(field.type) in (Union, UnionType)
@@ -121,7 +121,9 @@ RUNS = Table(
     Index("runs_by_status", "status", "tenant"),
 )
 RESERVED = {f"reserved_{name}": name for name in Amount.__struct_fields__}
-"""Names of the columns for `OpenedCall.reserved`, each with its field of `Amount`."""
+"""Columns that store `OpenedCall.reserved`: their names, each with the field of `Amount` that the
+column has.
+"""
 CALLS = Table(
     "calls",
     METADATA,
@@ -142,8 +144,8 @@ CALLS = Table(
 )
 """Calls of runs that have ended."""
 GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version", "manager"
-"""Primary key of `usage_hours`: a row has the sums of the calls with equal values of these. `hour`
-is the Unix time of a call's start // 3600.
+"""Primary key of `usage_hours`: each row has the sums of all calls with the same values of these
+fields. `hour` is the Unix time of a call's start // 3600.
 """
 KEY_GROUPS = *GROUPS, "key_id"
 """Primary key of `usage_key_hours`."""
@@ -271,8 +273,8 @@ def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> 
 
 
 def found_by(run: Run | None) -> dict[str, object]:
-    """Return the columns that are only known when a run ends, and by which runs are listed and
-    searched. `run`: the ended run; None for a run that is running.
+    """Return the columns of `runs` for listing and searching runs whose values are known only when
+    a run ends. `run`: the ended run; None for a run that is running.
     """
     result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
     return {
@@ -287,8 +289,8 @@ def found_by(run: Run | None) -> dict[str, object]:
 
 
 _LARGE = 1 << 16
-"""Min bytes of a trace that is compressed. Traces of tables are large, and compress well, because
-their executors share a prompt and many passages.
+"""Traces of at least this many bytes are compressed. Traces of tables are large, and compress well,
+because their executors share a prompt and many passages.
 """
 
 

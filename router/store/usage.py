@@ -1,5 +1,5 @@
-"""Sums over stored calls, computed by the database: usage, and the ledger's sums for
-reconciliation.
+"""Sums over stored calls, computed by the database: the usage of tenants, and the sums that are
+compared with the counters of a model's endpoint (reconciliation).
 
 The whole hours of a time span are summed from the table `usage_hours`, which is small, and whose
 rows are kept when calls are deleted. If the span begins or ends within an hour, the calls in this
@@ -39,7 +39,9 @@ from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall
 
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
-"""Number of hours that the database sums to one row. Months are summed from days afterwards."""
+"""Number of hours that the database sums to one row, for each length of a bucket. For months, the
+sums of days are added up afterwards.
+"""
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
 
@@ -135,8 +137,8 @@ def _tenants(connection: Connection, hour: int) -> list[str]:
 
 
 def _hourly(hour: int) -> Select[Any]:
-    """Return a query for calls of an hour that has the columns of `usage_hours`, with one row per
-    call.
+    """Return a query for the calls of one hour. It has one row per call, with the columns of
+    `usage_hours`.
     """
     calls = CALLS.c
     known = {
@@ -161,8 +163,8 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
-    """Raise `BadRequest` if calls of an hour have been deleted, so that a part of the hour cannot
-    be summed.
+    """Raise `BadRequest` if calls of an hour have been deleted, because a part of the hour can then
+    not be summed.
     """
     start = hour * _HOUR_S
     hours = (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
@@ -178,8 +180,9 @@ _Conditions = Iterable[ColumnElement[bool]]
 
 
 def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
-    """Return whether no calls have been deleted: as many calls are stored as the rows of
-    `usage_hours` have counted. `hours`, `calls`: conditions on the two tables.
+    """Return whether no calls have been deleted, that is whether at least as many calls are stored
+    as `usage_hours` has counted. `hours`, `calls`: conditions on the rows of the tables
+    `usage_hours` and `calls`.
     """
     summed = connection.scalar(select(func.sum(USAGE_HOURS.c.attempts)).where(*hours)) or 0
     stored = connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one()
@@ -189,8 +192,8 @@ def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) ->
 def _summed(
     connection: Connection, query: UsageQuery, parts: list[Select[Any]]
 ) -> dict[tuple[Any, ...], UsageRow]:
-    """Sum the rows of the queries `parts`, whose columns are `_COLUMNS`. Return the sums by the
-    start of the bucket and the values of the dimensions.
+    """Sum the rows of the queries `parts`, whose columns are `_COLUMNS`. Return the sums by key:
+    the start of the bucket in Unix time (0 without buckets), and the values of the dimensions.
     """
     columns = union_all(*parts).subquery().c
     rows = dict[tuple[Any, ...], UsageRow]()
@@ -212,8 +215,8 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """Return the Unix time at which a bucket begins. `hour`: first hour of a row that belongs to
-    the bucket, as Unix time // 3600.
+    """Return the Unix time at which a bucket begins. `hour`: the first hour of a row of the
+    database's sums in this bucket, as Unix time // 3600.
     """
     begun = datetime.fromtimestamp(hour * _HOUR_S, UTC)
     return (begun.replace(day=1) if bucket == "month" else begun).timestamp()
@@ -232,35 +235,37 @@ def hourly_usage(calls: Iterable[Call], by: tuple[str, ...] = GROUPS) -> list[di
 
 
 _LISTED = 1000
-"""Max number of uncertain calls whose names are returned."""
+"""Max number of calls with uncertain usage whose names are returned."""
 _ALIKE = CALLS.c.outcome, CALLS.c.counted, CALLS.c.first_token_s.is_(None).label("silent")
 _SUMMED = CALLS.c.prompt_tokens, CALLS.c.completion_tokens, CALLS.c.prompt_bound, CALLS.c.max_tokens
 
 
 class _Calls(NamedTuple):
-    """Sums of the calls that ended in the same way."""
+    """Sums of the calls that ended in the same way: with the same `outcome`, `counted` and
+    `silent`.
+    """
 
     outcome: str
     """Outcome of the calls; empty for open calls."""
     counted: str
-    """How the tokens are known, see `Call.counted`."""
+    """How the number of tokens is known, see `Call.counted`."""
     silent: bool
     """True if the calls had no first token."""
     calls: int
     """Number of calls."""
     read: int
-    """Known prompt tokens."""
+    """Sum of the known prompt tokens."""
     wrote: int
-    """Known completion tokens."""
+    """Sum of the known completion tokens."""
     prompt_bound: int
-    """Max prompt tokens."""
+    """Sum of the upper bounds of the calls' prompt tokens."""
     max_tokens: int
-    """Max completion tokens."""
+    """Sum of the calls' limits for completion tokens."""
 
     @property
     def nothing(self) -> bool:
-        """True if the endpoint did no work for the calls, so that its counters do not include
-        them.
+        """True if the model's endpoint did no work for the calls, so that its counters do not
+        include them.
         """
         return self.outcome in ("refused", "connect_error") and self.counted == "" and self.silent
 
@@ -288,7 +293,8 @@ def _since(
     connection: Connection, deployment: str, start: float
 ) -> tuple[list[_Calls], list[str], bool]:
     """Return the sums of a deployment's calls that started at `start` or later, grouped by how they
-    ended; the names of the uncertain calls; and whether none of the calls has been deleted.
+    ended; the names (`RUN-NUMBER`) of the calls whose usage is not known exactly; and whether none
+    of the calls has been deleted.
     """
     begin_snapshot(connection)
     wanted = CALLS.c.deployment == deployment, CALLS.c.started_at >= start

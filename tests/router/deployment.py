@@ -212,12 +212,12 @@ class Kept(NoJournal):
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
         if tenant not in (None, self.starts[run_id].tenant if run_id in self.starts else ""):
-            raise NotFound(f"run_id {run_id!r}: no such run is stored here.")
+            raise NotFound(f"run_id {run_id!r}: no such run is stored here; check the identifier.")
         for run in self.runs:
             if run.id == run_id:
                 return run
         if (start := self.starts.get(run_id)) is None:
-            raise NotFound(f"run_id {run_id!r}: no such run is stored here.")
+            raise NotFound(f"run_id {run_id!r}: no such run is stored here; check the identifier.")
         return Run(
             run_id,
             start.kind,

@@ -144,7 +144,10 @@ async def test_unknown_and_foreign_runs_are_refused_in_equal_words(
     ):
         with pytest.raises(NotFound) as caught:
             await reading
-        assert str(caught.value) == f"run_id {run_id!r}: no such run is stored here."
+        assert (
+            str(caught.value)
+            == f"run_id {run_id!r}: no such run is stored here; check the identifier."
+        )
     assert (await archive.load("run-1", "default")).id == "run-1"
     assert await database.read(lambda connection: connection.execute(select(FEEDBACK)).all()) == []
 

@@ -122,11 +122,15 @@ COPY = (
             "run run-1",
             "is finished, but has no trace",
         ),
-        (f"{COPY} WHERE run_id = 'run-1'", "run run-1", "its trace and its row differ in id"),
+        (
+            f"{COPY} WHERE run_id = 'run-1'",
+            "run run-1",
+            "the trace and the row of the run differ in id",
+        ),
         (
             "UPDATE runs SET status = 'failed', duration_s = 9.5 WHERE run_id = 'run-1'",
             "run run-1",
-            "its trace and its row differ in status, duration_s",
+            "the trace and the row of the run differ in status, duration_s",
         ),
         (
             (
@@ -156,7 +160,7 @@ COPY = (
             "run run-1",
             "call 7 has a row, but is not in its trace",
         ),
-        ("DROP INDEX calls_by_tenant", "table calls", "has no calls_by_tenant"),
+        ("DROP INDEX calls_by_tenant", "table calls", "has no column or index calls_by_tenant"),
         ("DROP TABLE feedback", "table feedback", "is missing"),
     ],
 )
@@ -181,7 +185,11 @@ async def test_a_damaged_trace_is_reported_and_the_other_runs_are_checked(
     checked = await check(database)
     assert (checked.runs, checked.problems) == (
         3,
-        [Problem("run run-1", "its trace cannot be decoded")],
+        [
+            Problem(
+                "run run-1", "the trace is damaged, so the run's result and texts cannot be read"
+            )
+        ],
     )
 
 

@@ -141,7 +141,7 @@ def test_cancel_and_feedback_reach_the_gateway(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["show", "run-0"], "run_id 'run-0': no such run is stored here."),
+        (["show", "run-0"], "run_id 'run-0': no such run is stored here; check the identifier."),
         (["watch", "run-0"], "run_id 'run-0'"),
         (["cancel", "run-0"], "run_id 'run-0'"),
         (["feedback", "run-0"], "give --right, --wrong"),

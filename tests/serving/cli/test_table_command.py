@@ -63,7 +63,7 @@ def test_excluded_rows_are_shown_on_request(rolegate: Rolegate, gateway: str) ->
         ),
         ("founded after Ana", "'founded' of type integer cannot be compared with 'Ana' by after"),
         ("founded:era after 1", "must be one of text, integer"),
-        ("Is it there?", "name the row in it by {city}"),
+        ("Is it there?", "name the row in it with {city}"),
     ],
 )
 def test_a_bad_condition_is_refused_with_what_to_write(
