@@ -38,7 +38,7 @@ class Sighting(Frozen):
     passage that only a separate search for the right answer found.
     """
     agent: AgentId | None
-    """The agent whose search or report it is; None for `documents`."""
+    """The agent that made the search or wrote the report; None for `documents`."""
     query: str = ""
     """The query that found the passage; empty for a report and for `documents`."""
     at: Citation | None = None
@@ -69,7 +69,7 @@ def attribute(
 ) -> Attribution | None:
     """Find out which role lost the right answer, by where in the run one of the right answers
     `golds` occurs. Return None if `golds` is empty, if the run's result is not an answer, or if the
-    run's texts are not stored. No model is called.
+    run's texts are not stored. Calls no model.
 
     `known`: the passages that a search of the index for the right answer found; None if there was
     no such search.

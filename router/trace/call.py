@@ -1,5 +1,5 @@
-"""Attempts of upstream calls, when they are opened and when they have ended; prices, and sums over
-attempts.
+"""Attempts of upstream calls (calls of models and rerankers), before they are made and after they
+have ended. Also prices, and sums over attempts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ Outcome = Literal[
     "interrupted",
 ]
 COMPLETE_OUTCOMES: tuple[Outcome, ...] = ("completed", "wasted")
-"""Outcomes of calls with a complete output."""
+"""Outcomes of calls whose output is complete, whether it was used or discarded."""
 
 
 class OpenedCall(Frozen, gc=False):
@@ -66,7 +66,9 @@ class OpenedCall(Frozen, gc=False):
     max_tokens: int
     """Max tokens of the output."""
     reserved: Amount
-    """Worst-case cost of the attempt; zero if the run has no limits on spending."""
+    """The most that the attempt can cost, in tokens and in billionths of a dollar; zero if the run
+    has no limits on spending.
+    """
     started_at: float
     """Unix time, seconds."""
     prompt_bound: int = 0
@@ -115,15 +117,15 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     nano_usd: int | None
     """Billionths of a dollar; None if the usage or the price is unknown."""
     first_token_s: float | None
-    """Time from the request to the first token; None if there was none, or if the output was not
-    streamed.
+    """Seconds from the request to the first token; None if there was no token, or if the output was
+    not streamed.
     """
     duration_s: float
     impossible_usage: bool = False
     """True if `usage` is None because the engine reported an impossible usage."""
 
     def count(self, name: str) -> int | None:
-        """Return the count with this name, which is one of `SUMMED_COUNTS`; None if unknown."""
+        """Return the call's count `name`, which is one of `SUMMED_COUNTS`; None if unknown."""
         count: int | None = getattr(self.usage if name in TOKEN_COUNTS else self, name, None)
         return count
 
@@ -146,7 +148,7 @@ class Call(OpenedCall, frozen=True, kw_only=True):
 
     @property
     def charged(self) -> Amount:
-        """The amount that counts against budgets: the known cost, or the reserved worst case if the
+        """The amount that counts against budgets: the known cost, or the reserved amount if the
         cost is unknown. Zero if the call certainly cost nothing.
         """
         if self.usage is None:
@@ -226,7 +228,8 @@ class UsageSums(Frozen, kw_only=True):
 
 SUMS = UsageSums.__struct_fields__
 SUMMED_COUNTS = tuple(name for name in SUMS if not name.startswith("attempts"))
-"""Names of the sums that add up a count of each call; the others count attempts."""
+"""Names of the sums over a count of each call, such as its tokens. The other sums count attempts.
+"""
 
 
 class RoleTotal(UsageSums, frozen=True, kw_only=True):
@@ -277,7 +280,9 @@ def sums_of(calls: Sequence[Call]) -> dict[str, Any]:
 
 
 def added(sums: Sequence[UsageSums]) -> dict[str, Any]:
-    """Return the values of the fields of `UsageSums`, added over `sums`, which is not empty."""
+    """Return the values of the fields of `UsageSums`: for each field, the sum over `sums`, which
+    must not be empty.
+    """
     return {name: sum_known([getattr(part, name) for part in sums]) for name in SUMS}
 
 

@@ -1,5 +1,6 @@
-"""Citations: for a point of evidence in a report, the sentence of a passage that supports it, with
-the passage's document and page.
+"""Citations of the evidence in reports. A report's evidence is a list of short statements, called
+points. A citation is a sentence of a passage that supports a point, with the passage's document and
+page.
 """
 
 import re
@@ -61,8 +62,8 @@ _GOES_ON = re.compile(
 _FUNCTION_WORDS = frozenset(
     "is was are were be been has had have in on at of by to for from with and or as that".split()
 )
-"""Words that do not count when a point is compared with a passage, because table rows lack them and
-paraphrases replace them.
+"""Words that are ignored when a point is compared with a passage, because rows of tables lack such
+words, and paraphrases replace them.
 """
 _CITED_SHARE = 0.75
 """Min share of a point's terms that a passage must contain to be cited. It is high because
@@ -73,13 +74,15 @@ _MAX_CHARS = 300
 _MAX_DOCUMENT_CHARS = 1000
 """Max characters of a document's name."""
 MAX_CITED = 8
-"""Max passages cited for one sentence of a point."""
+"""Max citations for one sentence of a point."""
 _MAX_SENTENCES = 64
-"""Max sentences of one point that is looked up in the passages."""
+"""A point with more sentences than this gets no citation. The limit bounds the time of `cite`."""
 _MAX_OF_ALL = 256
-"""Max sentences of all points together that are looked up in the passages."""
+"""`cite` reads at most this many sentences of all its points together. Further points get no
+citation.
+"""
 _CACHED_CHARS = 1_000_000
-"""Max size of the cache of readings, in characters."""
+"""Max size of the cache of `read`, in characters of the texts that it has read."""
 _FIXED_CHARS = 500
 """Overhead that is counted for each reading in the cache, in characters."""
 
@@ -135,7 +138,7 @@ class Reading:
 
     @cached_property
     def terms(self) -> tuple[tuple[str, ...], ...]:
-        """The terms of each sentence."""
+        """The search terms of each sentence (see `router.folding.terms`)."""
         return tuple(tuple(terms(sentence)) for sentence in self.folded)
 
 
@@ -143,8 +146,8 @@ class Reading:
     LRUCache(_CACHED_CHARS, getsizeof=lambda reading: len(reading.text) + _FIXED_CHARS), lock=Lock()
 )
 def read(text: str) -> Reading:
-    """Return the reading of a passage's text or title. Readings are cached, because many points are
-    compared with the same passage.
+    """Return the sentences of a passage's text or title as a `Reading`. Readings are cached,
+    because many points are compared with the same passage.
     """
     return Reading(text)
 
@@ -160,8 +163,8 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
     cited sentence continues its subject. Hence a table row does not support a point that mixes two
     rows.
 
-    The number of comparisons is limited: a point with more than `_MAX_SENTENCES` sentences gets no
-    citation, and neither do points after the first `_MAX_OF_ALL` sentences.
+    The time is limited: a point with more than `_MAX_SENTENCES` sentences gets no citation. Neither
+    does a point with which the sentences of all points so far exceed `_MAX_OF_ALL`.
     """
     shown = list({passage.id: passage for passage in passages}.values())
     citations = list[list[Citation]]()
@@ -243,7 +246,8 @@ def citation(
     sentence: str,
     worth: Callable[[str, str], int] = lambda *_: 0,
 ) -> Citation:
-    """Return the citation of `sentence`; if it is long, of its excerpt with the highest worth.
+    """Return the citation of `sentence` in `passage`. If the sentence is long, cite the excerpt
+    with the highest worth.
 
     `worth`: returns the worth of an excerpt. Arguments: the excerpt, and its folded form (see
     `router.folding`).

@@ -3,7 +3,9 @@
 import re
 
 LONGEST = 100
-"""Max characters of such an answer. A longer text says more."""
+"""Max characters of an answer that only says that nothing was found. A longer answer says more than
+that.
+"""
 _AROUND = " .!。！*_\"'“”「」()"
 _SOURCES = r"(?:reports?|documents?|results?|sources?|evidence|passages?|context|texts?)"
 _WHICH = r"(?:(?:the|your|any|of|these|those|our|provided|given|retrieved|available|search) ){0,4}"
@@ -91,7 +93,9 @@ def declines(answer: str) -> bool:
 
 
 def may_decline(beginning: str) -> bool:
-    """Return whether an answer that begins like this may turn out to say that nothing was found."""
+    """Return whether an answer that begins with `beginning` may turn out to only say that nothing
+    was found.
+    """
     words = beginning.lstrip(_AROUND).casefold()
     return len(words) <= LONGEST and any(
         words.startswith(first) or first.startswith(words) for first in _BEGINNINGS

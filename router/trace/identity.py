@@ -44,7 +44,9 @@ class Identity(Frozen):
 
     @property
     def books_on(self) -> str:
-        """The tenant to which the caller's requests are booked."""
+        """The tenant whose quotas the caller's requests count against. For the operator, the
+        default tenant.
+        """
         return self.tenant or DEFAULT_TENANT
 
     def sees(self, tenant: str) -> bool:
@@ -61,7 +63,7 @@ class Identity(Frozen):
                 raise no_index(name)
         names = sorted({self._in_scopes(name) for name in index}) or self.indexes
         if sum("/" in name for name in names) > 1:  # only an operator may search them at all
-            raise BadRequest("index: names the uploads of several tenants; name those of one.")
+            raise BadRequest("index: names uploads of several tenants; name those of one tenant.")
         return Scope(tuple(names), only)
 
     def may_search(self, index: str) -> bool:

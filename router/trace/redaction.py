@@ -23,15 +23,15 @@ _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Reranking: frozenset(("model",)),
     Scope: frozenset(("indexes",)),
 }
-"""String fields that are kept, in addition to enumerations (`Literal` fields). All other strings
-are emptied, so a field that is added later is redacted unless it is listed here.
+"""String fields that redaction keeps, in addition to enumerations (`Literal` fields). All other
+strings are emptied, so a new field is redacted unless it is listed here.
 """
 Value = TypeVar("Value")
 
 
 def redacted(run: Run) -> Run:
     """Return the run with every text replaced by an empty string. Numbers, hashes, names of models,
-    outcomes, and the mark of a run that was cancelled on request are kept.
+    and outcomes are kept, and so is the error message of a run that was cancelled on request.
     """
     error = run.error if run.status == "cancelled" else ""
     return replace(_blank(run), redacted=True, error=error)

@@ -45,7 +45,9 @@ class Run(Frozen):
     there is no result.
     """
     settings: dict[str, RoleSetting]
-    """Settings by role. The key of a manager is `managers.NAME`."""
+    """Models and system prompts of the run's roles, by role. The key of a manager is
+    `managers.NAME`.
+    """
     calls: tuple[Call, ...]
     started_at: float
     """Unix time, seconds."""
@@ -68,8 +70,8 @@ class Run(Frozen):
 
     @property
     def question(self) -> str:
-        """The question as it was searched: the question that was rewritten with the conversation
-        before it, or the request itself if there was no conversation.
+        """The question as it was searched. If the request had a conversation, this is the question
+        rewritten so that it can be understood without the conversation; else the request itself.
         """
         condensing = self.result.condensing if isinstance(self.result, Trajectory) else None
         return condensing.question if condensing else self.request
@@ -81,9 +83,9 @@ class Run(Frozen):
 
 
 MAX_CHARS = 5000
-"""Max characters of each text in a feedback."""
+"""Max characters of each text in an entry of feedback."""
 MAX_A_RUN = 50
-"""Max feedback entries of one run."""
+"""Max entries of feedback on one run."""
 
 
 class Feedback(Frozen):

@@ -1,4 +1,4 @@
-"""The scope of a run: which passages its searches may return."""
+"""The scope of a run: the indexes and documents that it may search."""
 
 from collections.abc import Container
 
@@ -12,7 +12,7 @@ UPLOADS = "uploads"
 
 
 class DocumentFilter(Frozen, forbid_unknown_fields=True):
-    """Properties that documents must have to be searched. An empty field demands nothing."""
+    """Properties that a document must have to be searched. An empty field allows all documents."""
 
     title: str = ""
     """Text that the title contains; upper and lower case are not distinguished."""
@@ -35,8 +35,8 @@ class DocumentFilter(Frozen, forbid_unknown_fields=True):
         path: str,
         tags: Container[str],
     ) -> bool:
-        """Return whether a document with this metadata has these properties. `date`: a day such as
-        2026-11-21. Each argument is empty if it is unknown.
+        """Return whether a document with this metadata has all properties of the filter. `date`: a
+        day such as 2026-11-21. Each argument is empty if it is unknown.
         """
         return (
             self.from_date <= date
@@ -74,6 +74,6 @@ def no_index(name: str) -> IndexNotFound:
     same error for both, so that nobody learns the names of other tenants' indexes.
     """
     return IndexNotFound(
-        f"index {name[:64]!r}: there is no such index that you may use; leave it out, or "
-        "ask the operator."
+        f"index {name[:64]!r}: there is no such index that you may use; leave it out to search all "
+        "of your indexes, or ask the operator for access."
     )

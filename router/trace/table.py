@@ -10,8 +10,8 @@ from router.trace.citation import Citation
 ColumnType = Literal["text", "integer", "number", "date", "url", "boolean", "choice"]
 AskKind = Literal["discover", "fill", "settle"]
 Operator = Literal["equals", "one_of", "before", "after", "at_least", "at_most", "contains"]
-"""How a condition compares the value of a row with the condition's value. `before` and `after`
-leave out the condition's value: after 1990 is 1991 or later.
+"""How a condition compares a row's value with the condition's value. `before` and `after` are not
+met by the condition's value itself: after 1990 means 1991 or later.
 """
 CheckState = Literal["met", "contradicted", "not_checked"]
 RowKey = tuple[str, ...]
@@ -197,8 +197,9 @@ class Row(Frozen, gc=False):
 
     @property
     def excluded(self) -> bool:
-        """True if the row is not in the table: because it contradicts a condition, or because it
-        does not meet all, and no discovery names it.
+        """True if the row is left out of the table. It is left out if it contradicts a condition.
+        It is also left out if a condition could not be checked, and neither the client nor the
+        report on a discovery (a question for rows) named the row.
         """
         states = {check.state for check in self.checks}
         return "contradicted" in states or (

@@ -1,5 +1,5 @@
-"""Records of a run's turns and searches, which are written one by one while the run goes on. The
-conversations of the run's agents can be rebuilt from these records in order.
+"""Records of a run's turns and searches. They are written one by one during the run. From the
+records, in order, the conversations of the run's agents can be rebuilt.
 """
 
 from collections.abc import Callable
@@ -84,7 +84,9 @@ class AgentWork(NamedTuple):
 _Searches = tuple[SearchRecord, ...]
 _Changed = tuple[Conversation | None, _Searches]
 _Change = Callable[[AgentWork, _Searches], _Changed]
-"""Function that returns a replacement for an agent's conversation and searches."""
+"""Function that is called for an agent, with its work and its searches. It returns the conversation
+and the searches that replace those of the agent.
+"""
 _Led = TypeVar("_Led", bound=Trajectory | TableRun)
 
 
@@ -187,7 +189,7 @@ class Decided(Frozen, array_like=True, tag=3):
 
 
 class Asked(Frozen, array_like=True, tag=4):
-    """Record of the sub-query number that an ask, a piece of work on a table, was given."""
+    """Record of the sub-query number of an ask, which is one piece of work on a table."""
 
     number: int
     ask: Ask
@@ -200,7 +202,7 @@ _RECORDED = Completion("", "told by the turns")
 
 class Turns:
     """The conversations and searches of a run's agents, rebuilt from the records so far. A resumed
-    run takes its recorded turns and searches from it.
+    run gets from here the turns and searches that the interrupted run has recorded.
     """
 
     def __init__(self) -> None:
@@ -226,7 +228,7 @@ class Turns:
         )
 
     def apply(self, record: TraceRecord) -> None:
-        """Take in the next record."""
+        """Add the next record to the conversations and searches."""
         match record:
             case Turn(agent=agent):
                 before = self._shown(agent)
@@ -291,7 +293,7 @@ class Turns:
 
     @property
     def _alone(self) -> AgentId:
-        """The only agent of a run whose result is a conversation."""
+        """The agent of a run whose result is a single conversation."""
         return next(iter(self._turns), DELEGATOR)
 
     def _recorded(self, agent: AgentId) -> tuple[Conversation, _Searches]:

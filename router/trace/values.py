@@ -79,7 +79,8 @@ class Reranking(Frozen):
     tokens: int | None = None
     """Tokens that the call spent; None if its endpoint did not report them, or if it failed."""
     error: str | None = None
-    """Why the call failed, so that the passages kept the order of the search; None if it succeeded.
+    """Why the call failed; None if it succeeded. After a failure, the passages keep the order of
+    the search.
     """
 
 
@@ -172,8 +173,8 @@ class Execution(Frozen, gc=False, tag=True):
 
 
 def by_executors(executions: Iterable[Execution]) -> Iterator[Execution]:
-    """Yield the executions that are by executors. For a manager's execution, yield those of its
-    workers instead.
+    """Yield the executions of executors. In place of a manager's execution, yield those of its
+    workers.
     """
     for execution in executions:
         if execution.before:
@@ -235,8 +236,8 @@ class AnswerDelta(Frozen, gc=False, tag=True):
     """
 
     kept_chars: int
-    """Number of characters of the answer so far that stay. Smaller than the length of the answer so
-    far if its end is replaced, because a call failed and was repeated.
+    """Number of characters of the answer so far that stay. It is smaller than the length of the
+    answer so far if the call failed and was repeated, so that the end of the answer is replaced.
     """
     text: str
     """The text that follows them."""
@@ -279,7 +280,9 @@ OnEvent = Callable[[Event], None]
 
 
 def brief(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return the events without their executions and rows, as the run's result contains those."""
+    """Return the events without their executions and rows, because the run's result contains them
+    too.
+    """
     return tuple(map(_brief, events))
 
 
@@ -336,7 +339,9 @@ question to the user.
 
 
 class Condensing(Frozen):
-    """A conversation before a question, and the question that the condenser wrote from both."""
+    """The rewriting of a question: the conversation before the question, and the new question that
+    the condenser wrote from both.
+    """
 
     history: tuple[Message, ...]
     """The messages before the question, oldest first."""
@@ -349,8 +354,8 @@ class Condensing(Frozen):
 
 
 class Trajectory(Frozen, tag=True):
-    """The work on a question, complete or so far: the delegator's decisions, the executions, and
-    the answer.
+    """The work on a question, either complete or up to now: the delegator's decisions, the
+    executions, and the answer.
     """
 
     answer: str
@@ -371,14 +376,16 @@ class Trajectory(Frozen, tag=True):
     unsupported: bool = False
     """True if the answer contains names or numbers that no evidence from a passage supports."""
     condensing: Condensing | None = None
-    """The conversation that the question belongs to; None for a question without history."""
+    """How the question was rewritten from the conversation before it; None for a question without
+    history.
+    """
     style: AnswerStyle | None = None
     """Style of the answer; None for the default."""
 
     def answered(self, answer: str) -> "Trajectory":
         """Return the trajectory with `answer`. If `answer` only says that nothing was found, it is
-        replaced by `NOT_FOUND`, and the outcome by `not_found` unless time or budget ran out. If
-        nothing was searched for, it is replaced by `NOT_SEARCHED`.
+        replaced by `NOT_FOUND`, and the outcome becomes `not_found` unless time or budget ran out.
+        If the run did not search at all, such an answer is replaced by `NOT_SEARCHED`.
 
         A name such as “Not Found” is an answer if evidence contains it.
         """
@@ -419,8 +426,8 @@ class Trajectory(Frozen, tag=True):
 
 
 class TableRun(Frozen, tag=True):
-    """The result of a table's run, complete or so far. It contains the reports; the table's rows
-    are computed from them by `router.table.assembly`.
+    """The result of a table's run, either complete or up to now. It contains the executors'
+    reports, from which `router.table.assembly` computes the table's rows.
     """
 
     schema: Schema
