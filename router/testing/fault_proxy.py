@@ -1,6 +1,6 @@
-"""Proxies for tests that inject random faults between the gateway and model endpoints: calls are
-reset, refused for a while, never answered, interrupted or garbled. The same seed gives the same
-faults.
+"""Proxies for tests that inject random faults between the gateway and model endpoints: connections
+are reset, calls are refused for a while or never answered, and replies are cut off, slowed down or
+garbled. The same seed gives the same faults.
 
 A proxy also records the request id of each attempt and the endpoint's own token count, so that they
 can be compared with the ledger.
@@ -43,9 +43,7 @@ Fault = Literal[
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 SEARCH_FAULTS: tuple[Fault, ...] = "reset", "black_hole", "drip", "overloaded"
 STORMS: dict[Fault, int] = {"throttled": 429, "overloaded": 503}
-"""Faults that occur as storms, in which all calls are refused for a while, each with the HTTP
-status of the refusals.
-"""
+"""Faults that occur as storms: all calls are refused for a while, with this HTTP status."""
 _STORM_WEIGHT = 0.1
 """Weight of each storm in the random choice of a fault; other faults have the weight 1. It is low,
 because a storm affects many calls.
@@ -74,7 +72,7 @@ _DRIP_BYTES = 16
 _DRIP_S = (0.005, 0.2)
 """Shortest and longest pause between two pieces of a reply with the fault `drip`, in seconds."""
 _STUCK_SHARE = 0.5
-"""Probability that a request other than a completion hangs, as a multiple of the plan's `share`."""
+"""A request other than a completion hangs with this probability times the plan's `share`."""
 
 
 class FaultPlan:
@@ -93,7 +91,9 @@ class FaultPlan:
         self.chance = random.Random(seed)
         self.share = share
         self.seen = Counter[str]()
-        """Number of calls by fault; the key `none` counts calls without a fault."""
+        """Number of calls by fault. The key `none` counts calls without a fault, and `stuck`
+        requests other than completions that hang.
+        """
         self.faults = tuple(faults)
         self._clock = clock
         self._weights = [_STORM_WEIGHT if fault in STORMS else 1.0 for fault in self.faults]
@@ -153,7 +153,7 @@ class Counted(Frozen):
 
 
 class Attempt(msgspec.Struct):
-    """Completion request that reached the proxy of an upstream."""
+    """A completion request that reached a proxy."""
 
     deployment: str
     """Base URL of the proxy to which the request was made."""
@@ -161,8 +161,8 @@ class Attempt(msgspec.Struct):
     conversation: bytes = b""
     """Digest of the request's messages."""
     counted: Counted | None = None
-    """Token counts of a stream that was passed on completely and with unchanged contents; None for
-    all other replies.
+    """Token counts that the upstream reported in a stream, if the proxy passed the stream on
+    completely and unchanged; None for all other replies.
     """
 
 
@@ -225,8 +225,8 @@ class FaultProxy:
     async def _passed_on(
         self, request: web.Request, fault: Fault | None, attempt: Attempt
     ) -> web.StreamResponse:
-        """Pass a request on to the upstream, and its reply back with `fault`. Set `attempt.counted`
-        to the reply's token counts.
+        """Pass a request on to the upstream, and the reply back to the client with `fault`. If the
+        reply is passed on unchanged, set `attempt.counted` to its token counts.
         """
         headers = {name: request.headers[name] for name in _PASSED_ON if name in request.headers}
         url = self._root + request.path_qs
@@ -287,7 +287,7 @@ class FaultyRetriever(Frozen):
             case None:
                 pass
             case fault:
-                raise UpstreamUnavailable(fault, endpoint="the fault proxy")
+                raise UpstreamUnavailable(f"test fault {fault}", endpoint="FaultyRetriever")
         return await self.retriever.search(queries, top_k, document, only)
 
 
@@ -297,8 +297,9 @@ async def fault_proxies(
 ) -> AsyncIterator[list[FaultProxy]]:
     """Run a proxy for each of the base URLs `upstreams`, on free ports of the loopback interface.
 
-    The proxies inject no faults until `plan.share` is raised above 0. `seed`: seed of all plans.
-    `faults`: the faults from which the plans choose.
+    The proxies inject no faults until a test sets `plan.share` above 0. `seed`: the plans are made
+    from this number, so that the same number gives the same faults. `faults`: the faults from which
+    the plans choose.
     """
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(

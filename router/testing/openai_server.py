@@ -2,9 +2,9 @@
 can be immediate, slow, or faulty.
 
 A behaviour is a handler of one request. `server.plays(writes(script), fails(503, "busy"))` sets the
-behaviours of the next requests, one per request. `writes(script)` calls the function `script` for
-the text and pace of an answer. Each word counts as one token, and `GET /metrics` reports the tokens
-under vLLM's names.
+behaviours of the next two requests. For `writes(script)`, the function `script` returns the text of
+the answer and its pace. Each word counts as one token, and `GET /metrics` reports the tokens under
+vLLM's names.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class OpenAIServer:
-    """State of the server: the behaviours of the next requests, and the tokens so far. Behaviours
-    are used in order, one per request, and the last one is repeated.
+    """State of the server: the behaviours of the next requests, and the number of tokens so far.
+    Each request uses the next behaviour. The last behaviour is used for all further requests.
     """
 
     def __init__(self, base_url: str = "") -> None:
@@ -54,8 +54,8 @@ class OpenAIServer:
         )
 
     def plays(self, *behaviours: Behaviour) -> None:
-        """Answer the next requests with these behaviours, one per request. The last one is
-        repeated.
+        """Answer the next requests with these behaviours, one per request. The last behaviour
+        answers all further requests.
         """
         self._behaviours = list(behaviours)
 
@@ -72,8 +72,8 @@ class OpenAIServer:
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """Answer `GET /metrics`: return the tokens so far and the start time, under vLLM's
-        names.
+        """Answer `GET /metrics`: return the number of tokens so far and the start time, under
+        vLLM's names.
         """
         samples: dict[str, float] = {"process_start_time_seconds": self._started_at}
         samples |= {
@@ -105,7 +105,7 @@ async def serving() -> AsyncIterator[OpenAIServer]:
 
 
 class ChatRequest(Frozen):
-    """A completion request, as the script of `writes` gets it."""
+    """A completion request, as `writes` passes it to its script."""
 
     model: str
     messages: list[dict[str, Any]]
@@ -142,8 +142,8 @@ class Reply(Frozen):
 
 
 def writes(script: Callable[[ChatRequest], Reply]) -> Behaviour:
-    """Return a behaviour that calls `script` for each request, and writes the reply that it
-    returns. In a stream, each chunk reports the usage so far.
+    """Return a behaviour that calls `script` for each request, and answers with the returned
+    `Reply`. In a stream, each chunk reports the usage so far.
     """
 
     async def play(request: web.Request) -> web.StreamResponse:
@@ -186,8 +186,8 @@ def complete_reply(reply: Reply, read: int) -> bytes:
 
 
 def events(reply: Reply, read: int) -> list[bytes]:
-    """Return the events of a stream: one for each token, and the end. `read`: number of tokens of
-    the prompt.
+    """Return the server-sent events of a streamed reply: one for each token, and the end. `read`:
+    number of tokens of the prompt.
     """
     deltas = [
         event(
@@ -224,7 +224,7 @@ def fails(
 
 
 async def hang(_request: web.Request) -> web.StreamResponse:
-    """Behaviour that never answers, until the client disconnects."""
+    """Behaviour that never answers. It ends when the client disconnects."""
     await asyncio.Event().wait()
     raise AssertionError("hang can only end by a cancellation")
 

@@ -18,8 +18,8 @@ _DEBIAN = Path("/usr/lib/postgresql")
 
 
 def postgres_binaries() -> Path | None:
-    """Return the folder of PostgreSQL's programs, such as `initdb`: that of the newest Debian
-    package, or else the one in `PATH`. Return None if PostgreSQL is not installed.
+    """Return the folder of PostgreSQL's programs, such as `initdb`: the folder of the newest Debian
+    package, or else the folder in `PATH`. Return None if PostgreSQL is not installed.
     """
     installed = sorted(_DEBIAN.glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
     if installed:
@@ -45,9 +45,9 @@ class PostgresServer(NamedTuple):
 def running_postgres(*, durable: bool = True) -> Iterator[PostgresServer]:
     """Run a PostgreSQL server on a free port of the loopback interface while the context is open.
 
-    `durable`: whether a commit is synced to disk (`fsync`) before it returns. If the current user
-    is root, the server runs as the user `nobody`, because PostgreSQL refuses to run as root. Raises
-    `RolegateError` if PostgreSQL is not installed.
+    `durable`: whether each commit waits until its changes are on disk (`fsync`). If the current
+    user is root, the server runs as the user `nobody`, because PostgreSQL refuses to run as root.
+    Raises `RolegateError` if PostgreSQL is not installed.
     """
     binaries = postgres_binaries()
     if binaries is None:
