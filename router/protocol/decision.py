@@ -25,14 +25,16 @@ _STOP = re.compile(r"<\s*+/?\s*+stop\s*+/?\s*+>", re.IGNORECASE)
 
 
 class Dispatch(Frozen):
-    """Decision to dispatch sub-queries. They are distinct, and in the order in which the delegator
-    wrote them.
+    """Decision to let executors work on sub-queries. The sub-queries are distinct, and in the order
+    in which the delegator wrote them.
     """
 
     sub_queries: tuple[str, ...]
     """Sub-queries to work on in parallel."""
     over_limit: tuple[str, ...]
-    """Sub-queries beyond the limit, which are not dispatched and reported back to the delegator."""
+    """Sub-queries beyond the limit. They are not dispatched; the next message to the delegator
+    lists them.
+    """
     managers: tuple[str, ...] = ()
     """For each of `sub_queries`, the name of its manager, or an empty string. The tuple is empty if
     no block names a manager.
@@ -58,8 +60,8 @@ def parse_decision(
     `limit`: max sub-queries that are dispatched. `cut`: whether the length limit ended `text`.
     `managed`: whether blocks may name a manager, as in `<search manager="browser">`.
 
-    If the text contains both questions and a stop, the stop is ignored. If there are blocks without
-    any question, a stop counts only if it comes after the blocks or if all blocks are empty.
+    If the text contains both questions and a stop, the stop is ignored. If no block has a question,
+    a stop counts only if each block is empty or begins before the last stop tag.
     """
     attribute = "manager" if managed else ""
     own, cut = own_text(text, cut=cut, attribute=attribute)
@@ -83,7 +85,7 @@ def parse_decision(
 
 def _distinct(asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the distinct pairs of a question and its manager. Questions that differ only in case,
-    space and closing punctuation are the same, and the first spelling is kept.
+    space and closing punctuation count as the same question, in its first spelling.
     """
     first: dict[tuple[str, str], tuple[str, str]] = {}
     for question, manager in asked:
@@ -103,9 +105,9 @@ _IN_LINES = "\n- x y?\n"
 _MORE = "x"
 _LONGEST_BLOCK = 20_000
 _MAX_READ = 50_000
-"""Max characters of a block that is read early (`_LONGEST_BLOCK`), and of all readings of the block
-together. Beyond these limits, nothing is read before the turn has ended. So the time is linear in
-the length of any text.
+"""`_LONGEST_BLOCK`: max characters of a block that is read early. `_MAX_READ`: max characters of
+all readings of the block together. Beyond these limits, `EarlyReader` stops, so that its time is
+linear in the length of any text.
 """
 
 
@@ -114,18 +116,18 @@ class EarlyReader:
     that are certain to be dispatched.
 
     The idea: the first sub-queries of a block are certain if `parse_decision` reads them from the
-    block however the text continues. So the unfinished block is parsed twice, once as it is and
+    block however the text continues. So the unfinished block is parsed twice: once unchanged, and
     once with a made-up continuation. The sub-queries with which both results begin are certain.
 
     To save time, this is done only where a question may have just ended:
 
     - In a list or an object, at a closing quote after a question mark. Without the question mark,
-      the quote may be part of the string, so the character after the quote is awaited.
+      the quote may be part of the string, so the reader waits for the character after the quote.
     - In numbered or bulleted questions, at the end of the line.
     - In all other blocks, at the closing tag.
 
-    Only the first block outside of reasoning is read, and it is ignored if it names a manager. The
-    result of `parse_decision` on the complete output remains decisive.
+    Only the first block outside of reasoning is read, and it is ignored if it names a manager. In
+    the end, only the result of `parse_decision` on the complete output decides what is dispatched.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class EarlyReader:
         on_sub_queries: Callable[[tuple[str, ...]], None],
     ) -> None:
         """`limit`: max sub-queries that are dispatched. `on_sub_queries`: called with all certain
-        sub-queries whenever their number has grown.
+        sub-queries each time that their number grows.
         """
         self._limit = limit
         self._on_sub_queries = on_sub_queries
@@ -187,7 +189,7 @@ class EarlyReader:
 
     def _certain(self, block: str) -> tuple[str, ...]:
         """Return the questions of an unclosed block that are certain, however the block continues.
-        Return nothing if there are no more of them than before.
+        Return an empty tuple if there are no more of them than at the last call.
         """
         before = _BEFORE_BODY.match(block)
         start = before.end() if before else 0

@@ -1,5 +1,5 @@
-"""Reports, which are the only thing that other roles see of an executor's work (TBSS 3.1), and the
-retrieved passages that reports are based on.
+"""Reports, and the retrieved passages that reports are based on. Of an executor's work, other roles
+see only the report (TBSS 3.1).
 """
 
 import msgspec
@@ -14,10 +14,11 @@ class Report(Frozen, gc=False, omit_defaults=True):
     evidence: tuple[str, ...]
     """One to three short points from the retrieved text; empty if nothing was found."""
     lost_lines: int = 0
-    """Number of lines of a multi-line answer that were cut off, completely or in part."""
+    """Number of lines at the end of a multi-line answer that were cut off, completely or in part.
+    """
     escalate_to: str = ""
-    """Name of another manager that should work on the sub-query; empty for none. If there is no
-    evidence, `answer` then describes what is missing.
+    """Name of another manager that should work on the sub-query; empty for none. With such a name
+    and without evidence, `answer` describes what is missing.
     """
 
     def within(self, chars: int) -> "Report":

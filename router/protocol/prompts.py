@@ -1,5 +1,5 @@
 """The texts of the messages that models are shown, except for the system prompts. In each prompt,
-the parts that never change come first, so that engines can reuse their prefix cache.
+the parts that are the same in all prompts come first, so that engines can reuse their prefix cache.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -93,8 +93,8 @@ def documents(
 ) -> str:
     """Return the message that shows an executor the passages of one search.
 
-    `last`: whether no search is left, so that the message also asks for the report. `named`:
-    whether to include the documents' names, by which the executor can open them.
+    `last`: True if no search is left; then the message also asks for the report. `named`: True to
+    include the documents' names, with which the executor can open them.
     """
     shown = "".join(
         "<document "
@@ -119,10 +119,12 @@ def search_results(
     *,
     managed: bool = False,
 ) -> str:
-    """Return the text that shows the delegator or the answerer the reports (TBSS, Fig. 7).
+    """Return the text that shows the delegator or the answerer the reports, in the form of figure 7
+    of TBSS.
 
-    `pairs`: sub-queries, each with its report. `not_dispatched`: sub-queries that exceeded the
-    limit. `managed`: whether to include the names of managers to which reports escalate.
+    `pairs`: sub-queries, each with its report. `not_dispatched`: sub-queries beyond the limit,
+    which no executor works on. `managed`: whether to include the names of the managers that reports
+    want to be asked.
     """
     shown = ""
     for index, (request, report) in enumerate(pairs):
@@ -181,8 +183,8 @@ def request(text: str) -> str:
 
 
 def shown_turn(output: str) -> str:
-    """Return a model's turn as it is shown to the model in later prompts: without reasoning. An
-    empty turn is replaced, because many endpoints refuse empty messages.
+    """Return a model's turn in the form in which later prompts show it to the model: without
+    reasoning. An empty turn is replaced, because many endpoints refuse empty messages.
     """
     return without_thinking(output).strip() or NO_OUTPUT
 

@@ -10,15 +10,17 @@ from router.folding import fold, is_east_asian, sought
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 CLOSED = ("yes", "no", "noanswer")
-"""Answers in normal form that occur in almost any text, so that an occurrence proves nothing."""
+"""Answers (in normal form) that occur in almost any text, so that finding them in a text proves
+nothing.
+"""
 
 
 def normal_answer(text: str) -> str:
     """Return the normal form of an answer: in lower case, without ASCII punctuation, English
     articles and surplus space, as in the official scripts.
 
-    The official scripts are made for English. In addition to them, text in a script without spaces
-    is folded, and each of its characters counts as a word.
+    The official scripts are made for English only. Here, text in a script without spaces between
+    words is folded, so that each of its characters counts as a word.
     """
     if is_east_asian(text):
         return fold(text).strip()

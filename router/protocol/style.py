@@ -22,7 +22,7 @@ _LENGTHS: dict[Length, str] = {
 
 
 class AnswerStyle(Frozen, forbid_unknown_fields=True):
-    """The style of an answer. It concerns the answerer alone: the search does not see it."""
+    """The style of an answer. It is used by the answerer alone, not by the search."""
 
     language: str = ""
     """Language of the answer, such as `German` or `pt-BR`. Empty: the question's language."""
@@ -36,8 +36,8 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
     """Max tokens of the answerer's output; 0 for the limit of its role."""
 
     def over(self, other: "AnswerStyle") -> "AnswerStyle":
-        """Return this style, with the fields of `other` where this style has the default value. The
-        instructions of both are joined, those of `other` first.
+        """Return this style; fields with the default value are replaced by those of `other`. The
+        instructions of both styles are joined, those of `other` first.
         """
         fields = {
             name: getattr(self, name)
@@ -48,8 +48,8 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
         return msgspec.structs.replace(other, **fields)
 
     def problem(self) -> str:
-        """Return a description of what is wrong with the style, beginning with the field's name. It
-        is empty if the style is valid.
+        """Return a description of the first invalid field, which begins with the field's name.
+        Return an empty string if the style is valid.
         """
         limits = {"language": MAX_LANGUAGE_CHARS, "instructions": MAX_INSTRUCTIONS_CHARS}
         for name, limit in limits.items():
@@ -57,7 +57,7 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
                 chars = len(getattr(self, name))
                 return f"{name} has {chars} characters; at most {limit} are allowed."
         if not self.language.isprintable():
-            return "language has control characters; write its name, such as German."
+            return "language has control characters; write a language's name, such as German."
         if self.max_answer_tokens < 0:
             tokens = self.max_answer_tokens
             return f"max_answer_tokens is {tokens}; it must be at least 1, or 0 for no limit."

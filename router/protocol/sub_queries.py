@@ -49,8 +49,8 @@ class QuotedString(NamedTuple):
 
 
 def quoted_strings(text: str) -> Iterator[QuotedString]:
-    """Yield every string value in JSON-like text, including nested values, in order. A value gets
-    the key that was read last before it. Takes linear time.
+    """Yield every string value in JSON-like text, including nested values, in order. The `key` of a
+    value is the last key that was read before it. Takes linear time.
 
     Valid JSON is read as a JSON parser reads it. So are Python lists, except for rare escapes.
     """
@@ -95,7 +95,8 @@ def _end(
     quote: str,
 ) -> tuple[int, bool]:
     """Return the position of the closing quote of the string that begins at `start`, or the end of
-    `text` if nothing closes the string. Also return True if no other quote might close the string.
+    `text` if nothing closes the string. Also return `QuotedString.exact`: True if no other quote
+    might close the string.
     """
     exact = True
     for mark in _CLOSING[quote].finditer(text, start):
@@ -112,7 +113,7 @@ def _may_be_key(
     end: int,
     key: str,
 ) -> bool:
-    """Return whether the string from `start` to `end` is the last thing in `text`, and is at a
+    """Return whether `text` ends with the string from `start` to `end`, and this string is at a
     place where an object would have a key.
     """
     if end + 1 < len(text):
@@ -131,14 +132,14 @@ def _character(escape: re.Match[str]) -> str:
 
 
 LONGEST_QUESTION = 2000
-"""Max characters of a question. A longer text is not read as a question."""
+"""Max characters of a question. A longer text does not count as a question."""
 
 _KEYS = frozenset(
     "query queries question questions subquery subqueries subquestion subquestions "
     "search searches searchquery searchqueries request requests text input q".split()
 )
 _FEWEST_DIGITS = 3
-"""Min digits of a question that has no letters, such as an ISBN."""
+"""A question without letters, such as an ISBN, must have at least this many digits."""
 _NOTHING = frozenset({"none", "null", "n/a"})
 _FENCE = re.compile(
     r"^[^\S\n]*+```(?:json|python|text|plaintext|markdown|xml)?|```[^\S\n]*+$",
@@ -165,8 +166,8 @@ def read_questions(body: str, *, partial: bool) -> list[str]:
     """Return the questions in the body of a `<search>` block, in order, with repetitions. They are
     unescaped, and each is on one line. Never raises, and takes linear time.
 
-    `partial`: whether the block ended before its closing tag. Its last question then counts only if
-    the question's end is visible, as a closing quote or a question mark.
+    `partial`: whether the block ended before its closing tag. Then the last question counts only if
+    it ends with a closing quote or a question mark.
     """
     body = (_FENCE.sub("\n", body) if "```" in body else body).strip()
     if not (_OPENS_TEXT.match(body) or _OPENS_LIST.search(body)):
@@ -283,8 +284,9 @@ _FIRST_TAG = re.compile(
 )
 _FURTHEST_TAG = 200_000
 _LONGEST_OWN = 20_000
-"""Max position of the first tag, and max characters that are read from the first tag on. Real
-decisions and reports are far shorter, and so many characters can be parsed within milliseconds.
+"""`_FURTHEST_TAG`: max position of the first tag. `_LONGEST_OWN`: max characters that are read from
+the first tag on. Real decisions and reports are far shorter, and this many characters are parsed
+within milliseconds.
 """
 
 
@@ -307,11 +309,12 @@ def own_text(
     cut: bool,
     attribute: str = "",
 ) -> tuple[str, bool]:
-    """Return the part of a turn that contains the model's decision, and whether its end is missing.
+    """Return the part of a turn that contains the model's decision or report, and whether the end
+    of this part is missing.
 
     Three parts of the turn are left out: the reasoning, everything before the first tag, and
-    everything from a tag for search results on. A model that was not stopped after its search
-    invents such results, so the text after them is based on invented results.
+    everything from a tag for search results on. If a model was not stopped after its search, it
+    invents such results, and the text after them is based on invented results.
 
     `cut`: whether the length limit ended `text`. A part that is too long is also cut, and then its
     end counts as missing. `attribute`: the attribute that `<search>` tags may have; empty for none.
@@ -344,8 +347,8 @@ def search_blocks(
 
 def _read(block: Block, *, ended: bool) -> SearchBlock:
     """Parse a `<search>` block. `ended`: whether the block is complete, although it may lack its
-    closing tag. A block that was ended by another tag is often only a mention of `<search>`, so it
-    is parsed as a partial block.
+    closing tag. If another tag ends a block, the model has often only mentioned `<search>`, so the
+    block is parsed as incomplete.
     """
     body = block.body
     ended = ended or block.closed
@@ -366,7 +369,7 @@ def _read(block: Block, *, ended: bool) -> SearchBlock:
 
 
 def normal_question(question: str) -> str:
-    """Return the normal form of a question. It is equal for questions that differ only in case,
-    surplus space and closing punctuation.
+    """Return the normal form of a question. Questions that differ only in case, surplus space and
+    closing punctuation have the same normal form.
     """
     return " ".join(question.casefold().split()).rstrip(" ?!.,;:…")

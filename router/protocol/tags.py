@@ -18,8 +18,8 @@ from router.models.thoughts import Thoughts
 _LONGEST = 300_000
 """Max characters of a turn that are parsed."""
 _ENTITIES = ("&lt;", "&gt;", "&quot;", "&#39;", "&#x27;", "&amp;")
-"""Entities that are unescaped, in this order. `&amp;` must be last, because the resulting `&` may
-begin another entity.
+"""HTML entities that `unescape` replaces, in this order. `&amp;` must be last, because the
+resulting `&` may begin another entity.
 """
 
 
@@ -33,7 +33,9 @@ class Block(NamedTuple):
     closed: bool
     """False if the output ended before the closing tag."""
     named: str = ""
-    """The value of the opening tag's attribute; empty if the tag has none."""
+    """The value of the opening tag's attribute, such as a manager's name; empty if the tag has no
+    attribute.
+    """
 
 
 def escape(text: str) -> str:
@@ -72,8 +74,8 @@ def without_thinking(text: str) -> str:
 
 
 def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
-    """Yield every element with this tag, in order. An element without a closing tag ends at the
-    next opening tag. Takes linear time.
+    """Yield every element with the tag `tag`, in order. An element without a closing tag ends at
+    the next opening tag of this kind. Takes linear time.
 
     `attribute`: the only attribute that an opening tag may have. An opening tag with another
     attribute is not recognised.

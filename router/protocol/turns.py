@@ -25,7 +25,7 @@ from router.protocol.tags import (
 )
 
 MAX_POINTS = 3
-"""Max points of evidence in a report."""
+"""Max points (short statements) in a report's evidence."""
 
 _ANSWER_TAG = re.compile(r"<\s*+/?\s*+answer\s*+>", re.IGNORECASE)
 _BULLET = re.compile(r"(?:[-*+•–]|\(?\d{1,2}[.)])(?:\s+|$)")
@@ -68,9 +68,9 @@ ExecutionTurn = SearchTurn | AccessTurn | CallTurn | ReportTurn | Malformed
 def parse_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Parse an executor's turn. `cut`: whether the length limit ended `text`.
 
-    If a turn contains both a search and a report, the one that is complete first counts, because a
-    report after a search cannot be based on the search's results. A turn with an `<escalate>` block
-    that names a manager is an escalation; if there is a report before the block, it is kept.
+    If a turn contains both a search and a report, only the one that ends first counts, because a
+    report after a search cannot be based on the search's results. If an `<escalate to="…">` block
+    names a manager, the turn is a report with `escalate_to`; a report before the block is kept.
     """
     own, cut = own_text(text, cut=cut)
     searches, search = first_search(own, cut)
@@ -99,7 +99,9 @@ _ACTION = re.compile(
 _ACTION_END = re.compile(r"<\s{0,9}/\s{0,9}(?:access|call)\s{0,9}>", re.IGNORECASE)
 _MAX_ACTION_START = 200_000
 _MAX_BODY = 20_000
-"""Max position of the first `<access>` or `<call>` tag, and max characters of its body."""
+"""`_MAX_ACTION_START`: max position of the first `<access>` or `<call>` tag. `_MAX_BODY`: max
+characters between this tag and its closing tag.
+"""
 
 
 def parse_action_turn(
@@ -136,7 +138,7 @@ def parse_action_turn(
 
 def first_search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
     """Return whether `own` contains any `<search>` block, and the first search that has a query,
-    with its position. Return None in place of the search if no block has a query.
+    with its position. Return None instead of the search if no block has a query.
     """
     blocks_found = search_blocks(own, cut=cut)
     searches = [block for block in blocks_found if block.questions]
@@ -178,7 +180,8 @@ def _points(evidence: Sequence[Block]) -> tuple[str, ...]:
 
 def _split(body: str) -> list[str]:
     """Split the text of the evidence into points: the items of a JSON list or of a bulleted list,
-    or the lines if there are at most `MAX_POINTS`. Otherwise the whole text is one point.
+    or the lines of the text if there are at most `MAX_POINTS` lines. Otherwise the whole text is
+    one point.
     """
     if body.startswith("[") and (listed := [string.text for string in quoted_strings(body)]):
         return listed
@@ -226,9 +229,9 @@ _PROTOCOL_WITHIN = re.compile(
     rf"|(?<![`\"'“])(?:{_CALLING})",
     re.IGNORECASE,
 )
-"""Matches markup of `_PROTOCOL` after other text: an element with content, or a tag at the end.
-Other tags do not match, because a text may mention them, such as `List<Function>` or the `<search>`
-of HTML.
+"""Matches markup of `_PROTOCOL` that follows other text: an element with content, or a tag at the
+end. Other tags do not match, because an answer may mention them, such as `List<Function>` or HTML's
+`<search>`.
 """
 _MARKUP = re.compile(
     rf"<[\s/]{{0,18}}(?:[\w:]{{0,40}}\Z|[|｜]|{_KIND}|(?:answer|{_WRAPPER})\b)",
@@ -243,8 +246,9 @@ def read_answer(text: str) -> str | Malformed:
     the text after an `<answer>` without one, or else the value of `answer` in a JSON object, or
     else all text outside of reasoning.
 
-    The answer is unescaped and on one line, without markup around it such as `\boxed{}`. A search
-    or a call of a tool is no answer. Never raises, and takes linear time.
+    The answer is unescaped and on one line, without markup around it such as `\boxed{}`. Return
+    `Malformed` for an output that is empty, or that is a search or a tool call instead of an
+    answer. Never raises, and takes linear time.
     """
     visible = _OPENED.sub("<answer>", without_thinking(text))
     if not visible.strip():
@@ -269,9 +273,9 @@ def read_answer(text: str) -> str | Malformed:
 
 
 def may_be_markup(beginning: str) -> bool:
-    r"""Return whether the content of an `<answer>` that begins with `beginning` may be an action,
-    or may have markup around it that is removed, such as `\boxed{}`. `read_answer` keeps any other
-    content.
+    r"""Return whether the content of an `<answer>` that begins with `beginning` may turn out to be
+    a search or a tool call, or to have markup around it, such as `\boxed{}`, which `read_answer`
+    removes.
     """
     words = beginning.casefold()
     return _MARKUP.match(beginning) is not None or any(
@@ -284,7 +288,9 @@ def _unwrapped(text: str) -> str:
 
 
 def _from_json(value: Any, text: str) -> str | Malformed:
-    """Return the answer in a JSON value; `text` if the value has no answer."""
+    """Return the answer in the JSON value `value`, which was read from `text`. Return `text` if the
+    value has no field `answer`.
+    """
     first = value[0] if isinstance(value, list) and value else value
     if isinstance(first, dict):
         named = not {"name", "function"}.isdisjoint(first)
@@ -298,7 +304,7 @@ def _from_json(value: Any, text: str) -> str | Malformed:
 
 
 def parse_answer(text: str) -> str:
-    """Return the answer as `read_answer` does; empty if there is none."""
+    """Return the same answer as `read_answer`; an empty string if there is none."""
     answer = read_answer(text)
     return "" if isinstance(answer, Malformed) else answer
 

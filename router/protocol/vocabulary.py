@@ -1,5 +1,5 @@
-"""The words that a deployment's models know, for models of one small language such as the demo's.
-Questions with other words are refused, because the models would only guess.
+"""The words that a deployment's models know, if the models understand only one small language, as
+in the demo. Questions with other words are refused, because the models would only guess.
 """
 
 import re
@@ -26,8 +26,8 @@ class Vocabulary:
 
     def outside(self, question: str, *, named: bool = True) -> list[str]:
         """Return the distinct words of `question` that are neither words of the vocabulary nor part
-        of one of its names. If all words are known, but the question contains no name although
-        it must be `named`, return all words.
+        of one of its names. If all words are known, but the question contains no name, return all
+        words; unless `named` is False, which allows questions without a name.
         """
         written = _WORD.findall(question)
         folded = _folded(question)
