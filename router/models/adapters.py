@@ -22,7 +22,7 @@ class Served(msgspec.Struct):
 
     id: str
     parent: str | None = None
-    """Base model of an adapter; None if the entry is no adapter."""
+    """Name of the adapter's base model; None if the entry is not an adapter."""
     max_model_len: int | None = None
     """Max tokens of prompt and output together, as vLLM reports it."""
 
@@ -34,7 +34,7 @@ class _Models(msgspec.Struct):
 class Adapters:
     """Loads adapters into one engine.
 
-    Every adapter needs a name that no other adapter ever had, because engines cache results by
+    An adapter must have a name that no other adapter ever had, because engines cache results by
     name.
     """
 
@@ -74,7 +74,7 @@ class Adapters:
                 return status == 200
         except (aiohttp.ClientError, TimeoutError, *JSON_ERRORS) as error:
             raise UpstreamUnavailable(
-                f"loading the adapter {name} failed: {type(error).__name__}",
+                f"loading the adapter {name} failed: {type(error).__name__}; check the engine",
                 endpoint=self._base_url,
             ) from error
 
@@ -119,8 +119,8 @@ class Adapters:
 
 
 def _reason(body: bytes, folder: Path) -> str:
-    """Return why an engine refused the adapter in `folder`, and what to do about it. `body`: the
-    engine's reply.
+    """Return the reason why an engine refused the adapter in `folder`, and advice where the cause
+    is known. `body`: the engine's reply.
     """
     failure = None
     with suppress(*JSON_ERRORS):
@@ -138,7 +138,7 @@ def _reason(body: bytes, folder: Path) -> str:
         )
     if "No adapter found" in failure.message:
         return (
-            f"it finds no adapter in {folder}; this folder must exist on the engine's machine too."
+            f"it finds no adapter in {folder}; make this folder exist on the engine's machine too."
         )
     message = " ".join(failure.message.split())[:_MAX_CHARS]
     if "size of tensor" in message:

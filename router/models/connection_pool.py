@@ -25,17 +25,17 @@ call that is sent at that moment would be lost.
 """
 _CONNECT_S = 5.0
 _NEXT_ADDRESS_S = 0.25
-"""Seconds after which the host's next address is tried in parallel (Happy Eyeballs)."""
+"""Seconds after which the next IP address of a host is tried in parallel (Happy Eyeballs)."""
 _MAX_HEAD = 64 << 10
-"""Max bytes of headers, or generally bytes that may arrive without any byte of the body."""
+"""Max bytes that may arrive without any byte of the body, such as headers."""
 _STEP = 16 << 10
 """Max bytes of a reply that are parsed in one iteration of the event loop."""
 _MAX_HELD = 32
-"""Max number of pieces that are collected for a patient reader (see `ReplyReader.patient`) before
-they are passed on.
+"""Max received pieces that are held back for a reader that accepts a delay (`ReplyReader.patient`),
+before they are passed on.
 """
 _MUCH = 2 << 10
-"""Size in bytes from which a piece is never held back."""
+"""Pieces of at least this many bytes are never held back."""
 _END = b"\r\n\r\n"
 _ENDS = _END, b"[DONE]\n\n\r\n"
 """Byte strings at the end of the last piece of a chunked body, and of the last event of a stream.
@@ -56,14 +56,14 @@ class CertificateError(ConnectError):
 
 
 class ReplyReader(Protocol):
-    """Receiver of one reply as it arrives. An error that one of its methods raises ends the call
-    and closes the connection.
+    """Receiver of one reply, which gets the reply in pieces as they arrive. An error that one of
+    its methods raises ends the call and closes the connection.
     """
 
     @property
     def patient(self) -> bool:
-        """Whether the reader accepts a short delay. If so, the connection may collect several
-        pieces of the body and pass them on in one call, which takes less CPU time.
+        """Whether the reader accepts a short delay of the body. If so, the connection may pass
+        several pieces on in one call, which takes less CPU time.
         """
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
@@ -137,8 +137,8 @@ class ConnectionPool:
         reader has asked to stop.
 
         `request`: builds the bytes of the request. It is called only when the request can be sent,
-        so that waiting calls do not hold them in memory. Raises `TransportError`,
-        `httptools.HttpParserError`, and the errors of `reader`.
+        so that calls that wait for a connection do not hold their requests in memory. Raises
+        `TransportError`, `httptools.HttpParserError`, and the errors of `reader`.
         """
         async with self._places:
             connection = self._kept(target) or await self._connected(target)
@@ -290,7 +290,8 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._held.append(data)
-        # For a patient reader, wait for more bytes, unless this piece is large or may be the last.
+        # If the reader accepts a delay, wait for more bytes, unless this piece is large or may be
+        # the last.
         enough = len(self._held) == _MAX_HELD or len(data) >= _MUCH
         if not self._patient or enough or len(data) < len(_END) or data.endswith(_ENDS):
             self._parse()
@@ -301,7 +302,7 @@ class _Connection(asyncio.Protocol):
         """
         if not self._held:
             return
-        if self.free:  # bytes that belong to no call
+        if self.free:  # the server sent bytes although no call is waiting
             self.close()
             return
 

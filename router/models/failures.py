@@ -1,5 +1,5 @@
-"""Translation of upstream failures (HTTP statuses, error replies and exceptions of the HTTP client)
-to the errors of `router.errors`.
+"""Translation of failures of model endpoints (HTTP statuses, error replies and exceptions of the
+HTTP client) to the errors of `router.errors`.
 """
 
 import re
@@ -27,8 +27,8 @@ from router.models.session import BodyTooLong
 
 _USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 _SHORTEST_NESTED = 16
-"""Min characters of a string in the settings that counts as a secret. Shorter strings are normally
-values such as `low`.
+"""A string in the settings counts as a secret if it has at least this many characters. Shorter
+strings are usually values such as `low`.
 """
 
 
@@ -90,7 +90,9 @@ def _strings(value: object) -> Iterator[str]:
 MAX_WORDS_CHARS = 300
 """Max characters of a server's message that are quoted in our error."""
 _MAX_READ = 4096
-"""Max characters of a server's message that are searched for known phrases."""
+"""Known phrases are searched for only in the first characters of a server's message, up to this
+number.
+"""
 
 _TOO_LARGE = 413
 _BROKEN = 500
@@ -108,7 +110,7 @@ _REFUSED = {
     422: "the endpoint does not accept one of the parameters, or the prompt is too long",
 }
 _LASTING = frozenset({401, 402, 403, 404})
-"""Statuses whose cause is not the prompt, so that any other prompt would fail, too."""
+"""Statuses that do not depend on the prompt, so that any other prompt would fail too."""
 
 _TOO_LONG = re.compile(
     "context_length_exceeded|ContextWindowExceededError|exceed_context_size_error"
@@ -122,8 +124,8 @@ _TOO_LONG = re.compile(
     "must be reduced in order to run",
     re.IGNORECASE,
 )
-"""Phrases by which engines and providers say that a prompt exceeds the model's context. They count
-under any HTTP status. The tests quote whole messages.
+"""Phrases by which engines and providers say that a prompt exceeds the model's context. They are
+searched for under every HTTP status. The tests quote whole messages.
 """
 
 _DECLINED = re.compile(
@@ -153,7 +155,7 @@ _NAMED = re.compile(
 )
 """Maps the name of a failure to an HTTP status: the name of the matching group is the status."""
 _LONGEST_NAME = 200
-"""Max characters of a failure's code that are read, and of its type."""
+"""Max characters that are read of a failure's code, and of its type."""
 _DELAY = re.compile(
     r"(?:retryDelay\W{1,9}|(?:retry|try again) (?:in|after) )"
     r"([0-9]+(?:\.[0-9]+)?) ?s(?:ec(?:ond)?s?)?\b",
@@ -280,7 +282,7 @@ class Upstream:
         )
 
     def from_transport(self, error: ForeignError) -> UpstreamError:
-        """Return the error for an exception of aiohttp or the socket."""
+        """Return the error for an exception that the connection or the HTTP client raised."""
         text = f"{type(error).__name__}: {_SSL.sub('', str(error))}"
         if isinstance(error, _WRONG_ADDRESS):
             return self._refused(f"{text}; check the endpoint's address")
@@ -330,8 +332,9 @@ def _hint(parameter: re.Match[str]) -> str:
 
 
 def _pause_s(headers: Mapping[str, str], text: str) -> float | None:
-    """Return the pause in seconds that the server requests in `Retry-After`, in `Retry-After-Ms` or
-    in `text`, its message, at most one day; None if it requests none.
+    """Return the pause that the server requests before a retry, in seconds, at most one day. It is
+    read from the header `Retry-After-Ms`, `Retry-After`, or else from `text`, the server's message.
+    Return None if there is none.
     """
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name, "").strip()

@@ -23,9 +23,9 @@ class LiteLLMModel:
     """One model of one provider, such as `deepseek/deepseek-chat`.
 
     Parameters that a provider does not accept are left out of its requests. This is harmless: stop
-    strings are also enforced here, and seed and temperature are optional. A provider removes the
-    stop string that was met from the text, and a stream does not report which one it was, so a
-    streamed text lacks it. Usage that LiteLLM only estimates is discarded.
+    strings are also enforced here, and seed and temperature are optional. If an output ends at a
+    stop string, the provider removes the string from the text. A stream does not report which
+    string it was, so the text of a stream lacks it. Usage that LiteLLM only estimates is discarded.
     """
 
     def __init__(
@@ -96,8 +96,8 @@ class LiteLLMModel:
             await chunks.aclose()
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Return LiteLLM's estimate of the tokens for a model of OpenAI. Return None for other
-        models, because LiteLLM does not have their tokenizers.
+        """Return LiteLLM's estimate of the tokens for a model of OpenAI; None for any other model,
+        because LiteLLM does not have its tokenizer.
         """
         self._litellm = await asyncio.to_thread(load_litellm)
         return await asyncio.to_thread(
@@ -139,7 +139,8 @@ class LiteLLMModel:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        before = sys.exception()  # a fallback runs while the primary's error is being handled
+        # A fallback model is called while the error of the first model is being handled.
+        before = sys.exception()
         try:
             yield
         except Exception as error:
@@ -187,8 +188,8 @@ def _cause(error: BaseException, before: BaseException | None) -> aiohttp.Client
     that the server sent, or the failure of the connection. Return None if the chain has neither.
 
     The status of `error` itself is not reliable, because LiteLLM may have made it up. `before`: the
-    exception that was being handled when the call began. It is in the chain too, but is not a
-    cause, so the search ends there.
+    exception that was being handled when the call began. That exception is in the chain too, but is
+    not a cause, so the search ends there.
     """
     seen: list[BaseException] = []
     link: BaseException | None = error
@@ -211,8 +212,8 @@ def _count(
     prompt: Prompt,
     text: str,
 ) -> Usage | None:
-    """Estimate the tokens of `prompt` and of the output `text`. Return None if it is not a model of
-    OpenAI, or tiktoken does not know it.
+    """Estimate the tokens of `prompt` and of the output `text`. Return None if `name` is not a
+    model of OpenAI, or if tiktoken does not know it.
     """
     try:
         importlib.import_module("tiktoken").encoding_name_for_model(name)

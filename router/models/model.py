@@ -12,8 +12,8 @@ import msgspec
 from router.frozen import Frozen
 
 _TOOLS_CHARS = 1500
-"""Upper bound of the characters that a chat template adds to explain tools to the model. The
-templates of Hermes and Llama add half as many.
+"""Upper bound of the characters that a chat template adds to explain to the model how to call
+tools. The templates of Hermes and Llama add half as many.
 """
 
 
@@ -70,9 +70,9 @@ class Prompt(Frozen):
 
     @property
     def texts(self) -> tuple[Message, ...]:
-        """Everything that the model reads, to compute an upper bound of the prompt's tokens. The
-        tools are a further message, with JSON that is at least as long as the text that a chat
-        template makes of them.
+        """All texts that the model reads, for computing an upper bound of the prompt's tokens.
+        Tools are added as a message whose JSON is at least as long as a chat template's text about
+        them.
         """
         if not self.tools:
             return self.messages
@@ -93,12 +93,12 @@ class Usage(Frozen, gc=False):
     reasoning_tokens: int | None = None
     """Tokens of the reasoning; included in `completion_tokens`."""
     lower_bound: bool = False
-    """True if reading stopped before the engine's last count, so that the engine may have spent
-    more tokens.
+    """True if the client stopped reading before the engine's last count, so that the engine may
+    have spent more tokens.
     """
     estimated: bool = False
-    """True if the engine reported no usage, and a tokenizer counted the prompt and the text that
-    had arrived.
+    """True if the engine reported no usage, so that a tokenizer counted the tokens of the prompt
+    and of the text that had arrived.
     """
 
     @property
@@ -135,11 +135,15 @@ class Completion(Frozen, gc=False):
     reasoning: str = ""
     usage: Usage | None = None
     overran: bool = False
-    """True if the engine wrote past a stop string. `text` ends at that stop string all the same."""
+    """True if the engine continued to write after a stop string. `text` ends at that stop string
+    nevertheless.
+    """
     tokens: TokenIds | msgspec.UnsetType = msgspec.UNSET
     """Token ids of the call. Unset unless the request asked for them, which only training does."""
     unclosed: Literal[True] | msgspec.UnsetType = msgspec.UNSET
-    """Set if the endpoint stopped before it wrote any content, or within unfinished reasoning."""
+    """Set if the endpoint ended the output before it wrote any content, or within unfinished
+    reasoning.
+    """
 
     @property
     def stopped_thinking(self) -> bool:
@@ -239,8 +243,8 @@ def end_at_stop(
     """Return `text` up to the end of its first stop string, and the finish reason.
 
     Engines treat stop strings differently: some ignore them, some remove the one that was met from
-    the text, and few report which one it was. `matched`: the stop string that the engine reports as
-    met, or None. It is appended if `text` lacks it.
+    the text, and few report which one it was. `matched`: the stop string at which the output ended,
+    as the engine reports it, or None. It is appended if `text` lacks it.
     """
     ends = [text.find(string) + len(string) for string in stop if string in text]
     if ends:

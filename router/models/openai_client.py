@@ -46,7 +46,9 @@ _RENDERED = (
 )
 """Fields of a request that change the text that the chat template produces."""
 _NO_ROUTE = frozenset({401, 403, 404, 405, 501})
-"""Statuses of `POST /tokenize` that show that the endpoint does not count tokens."""
+"""Statuses of a reply to `POST /tokenize` from which it follows that the endpoint cannot count
+tokens.
+"""
 _TOKENIZING_S = 5.0
 _DONE = b"[DONE]"
 _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
@@ -68,8 +70,9 @@ _STREAM_OPTIONS = (
     {"include_usage": True},
     None,
 )
-"""Values of `stream_options`, tried in order until the endpoint accepts one. The first requests
-vLLM's usage in every chunk; the last, no options, is accepted by every endpoint.
+"""Values of `stream_options`, tried in order until the endpoint accepts one. The first value
+requests usage in every chunk, which vLLM supports. The last, no options, is accepted by every
+endpoint.
 """
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
 _STRUCTURE = re.compile("structured.outputs?|grammar|regex", re.IGNORECASE)
@@ -164,8 +167,8 @@ class OpenAIHTTP:
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
         """Count the tokens of the prompt (after the chat template) and of the text with vLLM's
-        `POST /tokenize`. Return None if the request fails. If the endpoint has no such route, no
-        later call sends the request again.
+        `POST /tokenize`. Return None if the request fails. If the endpoint has no such route, later
+        calls return None without a request.
         """
         body = self._body(prompt)
         rendered = {name: body[name] for name in _RENDERED if name in body}
@@ -294,7 +297,8 @@ class OpenAIHTTP:
         failure: UpstreamError,
     ) -> bool:
         """Return whether the endpoint failed because it refuses an optional part of the request:
-        token ids, the pattern or a stream option. That part is then left out of all later requests.
+        token ids, the pattern or a stream option. If so, that part is left out of all later
+        requests.
         """
         refuses = reply.status in (400, 422)
         extra = self._extra or {}
@@ -433,7 +437,9 @@ class _Reply:
         try:
             replies = read_replies(body)
         except JSON_ERRORS as error:
-            raise self._upstream.protocol_error(f"{error} in {bytes(body[:100])!r}") from error
+            raise self._upstream.protocol_error(
+                f"the reply is not JSON: {error} in {bytes(body[:100])!r}"
+            ) from error
         for reply in replies:
             ends = not reply.choices or reply.choices[0].finish_reason
             if (reply.error or reply.errors or ends) and (report := reply.failure):

@@ -21,7 +21,7 @@ from router.frozen import Frozen
 from router.models.model import Message, Prompt, Usage
 
 _CUT = frozenset({"length", "max_tokens", "model_length", "insufficient_system_resource"})
-"""Finish reasons of an output that reached a limit."""
+"""Finish reasons of an output that a limit on its length cut off."""
 FILTERED = "content_filter"
 _FILTERED = re.compile(
     "content.?filter|refus|(?:image_)?(?:safety|recitation|prohibited_content)|blocklist|spii"
@@ -95,10 +95,11 @@ class CallReply(Frozen, gc=False):
 
 
 _MAX_ITEMS = 256
-"""Max items of a list that are read. Normal replies have one output with a few parts and calls."""
+"""Max items of a list in a reply that are read. Normal replies have one output with a few parts and
+tool calls.
+"""
 _MAX_ODD = 16
-"""Max items that are read if a list contains an unreadable item, because reading such a list is
-slower.
+"""Max items that are read of a list with an unreadable item, because reading such a list is slower.
 """
 _THINKING = re.compile("think|reason|thought|summary")
 """Matches the type of a content part that is reasoning."""
@@ -187,15 +188,15 @@ class _Call:
 
 
 class Calls:
-    """Joins the pieces of streamed tool calls. Pieces with the same id belong to the same call. If
-    they have no ids, the index decides, and without an index, their order. Pieces before the first
-    name are ignored.
+    """Joins the pieces of streamed tool calls. Pieces with the same id belong to the same call.
+    Without ids, pieces with the same index do. Without both, a piece continues the latest call, or
+    begins the next one. Pieces before the first name are ignored.
     """
 
     def __init__(self) -> None:
         self._calls: list[_Call] = []
         self._by: dict[str, _Call] = {}
-        """Calls by their ids and by their indices. The empty string maps to the latest call."""
+        """Calls by id, and by `index N`. The empty string maps to the latest call."""
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -250,8 +251,9 @@ _MAX_VALUES = 4_096
 
 
 def _json_values(text: str) -> list[tuple[int, Any]]:
-    """Return the consecutive JSON values in `text`, each with its start position. If the remaining
-    text is unreadable, or follows `_MAX_VALUES` values, the last value is UNSET.
+    """Return the consecutive JSON values in `text`, each with its start position. If the rest of
+    the text is unreadable, or if there are more than `_MAX_VALUES` values, the last value is UNSET
+    and starts where the rest does.
     """
     values: list[tuple[int, Any]] = []
     end = 0
@@ -338,7 +340,7 @@ class Choice(Frozen, gc=False):
 
     @property
     def content(self) -> MessageReply:
-        """The message or the delta, depending on which of them has content."""
+        """The content of this piece: `delta` if it has content, else `message`, else `text`."""
         if self.message is None or self.delta not in (None, _EMPTY):
             return self.delta or MessageReply(self.text)
         return self.message
@@ -400,7 +402,7 @@ _MAX_NESTED = 4
 
 def _failure(report: Any) -> ErrorReply | None:
     """Return the failure in `report`, which may be an object (perhaps nested or in a list), a text,
-    or an HTTP status. Return None if it reports none.
+    or an HTTP status. Return None if `report` contains no failure.
     """
     for _ in range(_MAX_NESTED):
         if isinstance(report, list):
@@ -569,8 +571,8 @@ def chat_body(
 
 
 MAX_EVENT_BYTES = 2**20
-"""Max bytes of an event. Real chunks are far smaller; the limit protects against lines that never
-end.
+"""Max bytes of a server-sent event. Real events are far smaller; the limit protects against lines
+that never end.
 """
 
 

@@ -1,4 +1,6 @@
-"""HTTP session for requests other than model calls, and a limit on the size of their replies."""
+"""HTTP session for requests other than model calls, and functions that read replies up to a max
+size.
+"""
 
 import aiohttp
 

@@ -52,8 +52,9 @@ class StopCut:
         return piece
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
-        """Return the remaining text and the finish reason. `matched`: the stop string that the
-        engine reports as met, or None. It is the remaining text if the engine left it out.
+        """Return the remaining text and the finish reason. `matched`: the stop string at which the
+        output ended, as the engine reports it, or None. If the engine left it out of the text, it
+        is the remaining text.
         """
         return ("", "stop") if self.met else end_at_stop("", self._stop, finish_reason, matched)
 
@@ -73,12 +74,12 @@ class StreamedReply:
     """Collects the chunks of one output in order, and decides when the output is complete and when
     reading should stop.
 
-    After a stop string, the next chunk shows whether the engine stopped by itself. If it did, its
-    final usage is still to come, and is worth waiting for. If it continues to write, it ignores
-    stop strings, and the stream is `abandoned`. That saves tokens but loses the final usage, so the
-    latest usage is marked as a lower bound. A stream is also abandoned once the engine has written
-    more than `max_tokens`, either by its own count or because the text is longer than that many
-    tokens can be.
+    After a stop string, the next chunk shows whether the engine has stopped. If it has, the reader
+    waits for the final usage, which is still to come. If the engine continues to write, it ignores
+    stop strings, and the stream is `abandoned`: reading ends. That saves tokens but loses the final
+    usage, so the latest usage is marked as a lower bound. A stream is also abandoned once the
+    engine has written more than `max_tokens`, either by its own count or because the text is longer
+    than that many tokens can be.
 
     Use it as a context manager: on exit, it passes the usage so far to `on_delta` if the stream was
     interrupted.
@@ -122,7 +123,7 @@ class StreamedReply:
         """First half of a surrogate pair whose second half is in the next piece."""
 
         self._index: float = inf
-        """Lowest index of a choice so far. Choices with a higher index are ignored."""
+        """Lowest index of an output so far. Outputs (`choices`) with a higher index are ignored."""
         self._finish_reason: str | None = None
         self._matched: str | None = None
         self._usage: UsageReply | None = None
@@ -134,7 +135,7 @@ class StreamedReply:
         self._null = True
         """Whether the field `content` was null in every chunk so far."""
         self._writes_on = False
-        """Whether the engine wrote past a stop string."""
+        """Whether the engine has written after a stop string."""
         self._over = False
         """Whether the engine has counted more tokens than `max_tokens`."""
         self._exceeded = False
@@ -144,7 +145,9 @@ class StreamedReply:
         self._chars = 0
         self._room = _CHARACTERS_A_TOKEN * self._max_tokens + _CHARACTERS_MORE
         self._check_at = self._max_tokens // _BYTES_A_CHARACTER
-        """Number of characters up to which the output cannot have more than `max_tokens` tokens."""
+        """An output with fewer characters than this cannot have more than `max_tokens` tokens, so
+        its tokens need not be checked.
+        """
 
     def __enter__(self) -> Self:
         return self
@@ -167,13 +170,13 @@ class StreamedReply:
 
     @property
     def overran(self) -> bool:
-        """True if the engine writes past a stop string, so that reading should stop."""
+        """True if the engine continues to write after a stop string, so reading should stop."""
         return self._writes_on and self._finish_reason is None
 
     @property
     def abandoned(self) -> bool:
-        """True if the engine writes past a stop string or past `max_tokens`. Reading should stop
-        after the chunks that have already arrived, as they may contain its usage.
+        """True if the engine continues to write after a stop string or after `max_tokens`. Reading
+        should stop after the chunks that have already arrived, because they may contain the usage.
         """
         return self._exceeded or self.overran
 
@@ -220,8 +223,9 @@ class StreamedReply:
             self._add(kept_text, kept_thought)
 
     def _settled(self, text: str, thought: str) -> tuple[str, str]:
-        """Return the text and the reasoning that can be added now. After a closing mark without an
-        opening mark, text is held back until it is clear whether it is reasoning.
+        """Return the text and the reasoning that can be added now. After a closing mark such as
+        `</think>` without an opening mark, text is held back until it is clear whether it is
+        reasoning.
         """
         thoughts = self._thoughts
         if thoughts.revoked:
@@ -356,8 +360,9 @@ class StreamedReply:
 
     @property
     def _counted(self) -> Usage | None:
-        """Usage so far; None if none has arrived. If the count of completion tokens is plausible
-        but exceeds `max_tokens`, it is reduced to `max_tokens` and marked as a lower bound.
+        """The latest usage; None if none has arrived. If its count of completion tokens is
+        plausible but exceeds `max_tokens`, the count is reduced to `max_tokens`, and the usage is
+        marked as a lower bound.
         """
         usage = self._usage.usage() if self._usage else None
         if usage is None or not self._holds(usage.completion_tokens):
@@ -394,11 +399,11 @@ class StreamedReply:
 
 
 def completed(streamed: StreamedReply, upstream: Upstream) -> Completion:
-    """Return the output of a reply that has ended. Raises `UpstreamUnavailable` if it ended before
-    the output did, and `ContentRefused` if the model or a filter declined.
+    """Return the output of a reply that has ended. Raises `UpstreamUnavailable` if the reply ended
+    before the output was complete, and `ContentRefused` if the model or a filter declined.
     """
     if not streamed.complete:
-        raise upstream.unavailable("the stream ended before the output did")
+        raise upstream.unavailable("the stream ended before the output was complete; try again")
     output = streamed.end()
     if (words := streamed.refused) is not None:
         raise upstream.declined(words)

@@ -1,4 +1,4 @@
-"""Separate a model's reasoning from its text, for all tags and tokens with which models mark
+"""Separation of a model's reasoning from its text, for all tags and tokens with which models mark
 reasoning.
 
 A thought is a passage of reasoning. Its marks are read in order: a mark opens a thought (`<think>`,
@@ -39,9 +39,11 @@ _AMBIGUOUS = (
     "|思考(?:过程|過程)?|思维(?:链|过程)|推理(?:过程)?|推論|分析|생각|추론|мысли|размышлени[ея]|"
     "рассуждени[ея]|pensamientos?|razonamiento|pensamento|raciocínio|réflexion|raisonnement)"
 )
-"""Names that ordinary tags have too. They count only at the start of an output, see `_WORDS`."""
+"""Names of marks that ordinary tags may also have. They mark reasoning only at the start of an
+output, see `_WORDS`.
+"""
 _ESCAPED = "(?:th(?:ink(?:ing)?|oughts?)|reasoning|reflection|analysis)"
-"""Names in escaped or full-width brackets."""
+"""Names that mark reasoning in escaped or full-width brackets too, such as `&lt;think&gt;`."""
 _AFTER_ANGLE = (
     rf"(?P<open>(?!\|?(?:end_|\w{{1,40}}_end\|))\s{{0,3}}\|?{_NAME}|\|channel>|unused94>|"
     rf"\|(?:inner_prefix|START_ACTION)\|>|\|im_start\|>think)"
@@ -92,7 +94,8 @@ _LONGEST = 110
 _LONGEST_IN_WORDS = 32
 """Max characters of a phrase that closes a thought."""
 _LINE = 200
-"""Characters before an opening mark that are checked, to decide whether the mark is only mentioned.
+"""This many characters before an opening mark decide whether the mark is only mentioned in a
+sentence.
 """
 _MAX_MARKS = 256
 """Max marks that are read in one output; later ones are text."""
@@ -102,16 +105,20 @@ _MAX_BRACKETS = 8_192
 microseconds.
 """
 _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
-"""Matches the head of a harmony message that contains reasoning, not the answer."""
+"""Matches the head of a message in the harmony format if the message contains reasoning, not the
+answer.
+"""
 _MENTION = re.compile(r"(?:[^\s>][ \t]+<[^<]*|\S\s*[◁\[][^<◁\[]*)\Z")
-"""Matches text that ends with a mark which opens a thought only if it is closed later."""
+"""Matches a text at whose end is an opening mark after other words. Such a mark opens a thought
+only if a closing mark follows later.
+"""
 _BEFORE = "\"'`“‘«(*"
 _AFTER = "\"'`”’»)*"
 
 
 class Thoughts:
-    """Splits one output, which arrives in pieces, into text and reasoning. `feed` and `end` each
-    return a pair: the text and the reasoning that have become certain since the previous call.
+    """Splits one output, which arrives in pieces, into text and reasoning. `feed` and `end` return
+    two strings: the text and the reasoning that have become certain since the previous call.
     """
 
     def __init__(self, *, opened: bool = False) -> None:
@@ -131,8 +138,8 @@ class Thoughts:
         self._plain = False
         self._depth = 0
         self._unsure: list[str] | None = None
-        """Content of the open thought, if it will count as text unless a closing mark follows.
-        None if no thought is open, or if the open thought is certain.
+        """Content of the open thought, if the thought is not certain: without a closing mark, the
+        content will count as text. None if no thought is open, or if the open thought is certain.
         """
         self._head: list[str] | None = None
         self._held = ""

@@ -273,7 +273,7 @@ async def test_chunks_in_lines_are_a_stream(
     assert (await model.complete(PROMPT)).text == "ab"
     for lines in (1, 2):
         openai_server.plays(replies(b"\n".join(LINES.split(b"\n")[:lines]), kind))
-        with pytest.raises(UpstreamUnavailable, match="stream ended before the output did"):
+        with pytest.raises(UpstreamUnavailable, match="ended before the output was complete"):
             await model.complete(PROMPT)
 
 
