@@ -153,7 +153,9 @@ _NAMED = re.compile(
     "bad.?request|unsupported|unprocess|content)",
     re.IGNORECASE,
 )
-"""Maps the name of a failure to an HTTP status: the name of the matching group is the status."""
+"""Matches the name of a failure. The name of the matching group, without its underscore, is the
+HTTP status as which the failure is treated.
+"""
 _LONGEST_NAME = 200
 """Max characters that are read of a failure's code, and of its type."""
 _DELAY = re.compile(

@@ -51,7 +51,7 @@ class Prompt(Frozen):
     sampling: Sampling
     stop: tuple[str, ...] = ()
     """Stop strings: the output ends at the first of them. The output's text always includes the
-    stop string that was met, even if the endpoint removes it.
+    stop string at which it ended, even if the endpoint removes it.
     """
     request_id: str = ""
     """Identifier of the call, under which the endpoint may log it; empty for none."""
@@ -242,9 +242,9 @@ def end_at_stop(
 ) -> tuple[str, str]:
     """Return `text` up to the end of its first stop string, and the finish reason.
 
-    Engines treat stop strings differently: some ignore them, some remove the one that was met from
-    the text, and few report which one it was. `matched`: the stop string at which the output ended,
-    as the engine reports it, or None. It is appended if `text` lacks it.
+    Engines treat stop strings differently: some ignore them, some remove the stop string from the
+    end of the text, and few report which stop string it was. `matched`: the stop string at which
+    the output ended, as the engine reports it, or None. It is appended if `text` lacks it.
     """
     ends = [text.find(string) + len(string) for string in stop if string in text]
     if ends:

@@ -333,7 +333,7 @@ class Choice(Frozen, gc=False):
     """The output's text in OpenAI's older completions API."""
     finish_reason: Any = None
     stop_reason: str | int | None = None
-    """In vLLM's replies: the stop string that was met, or the id of the stop token."""
+    """In vLLM's replies: the stop string at which the output ended, or the id of the stop token."""
     matched_stop: str | int | None = None
     """SGLang's name for `stop_reason`."""
     provider_specific_fields: ProviderFields | None = None
@@ -361,7 +361,7 @@ class Choice(Frozen, gc=False):
 
     @property
     def matched(self) -> str | None:
-        """The stop string that was met; None if the engine does not report it."""
+        """The stop string at which the output ended; None if the engine does not report it."""
         nested = (self.provider_specific_fields or ProviderFields()).stop_reason
         reasons = (self.stop_reason, self.matched_stop, nested)
         return next((reason for reason in reasons if isinstance(reason, str)), None)

@@ -36,7 +36,9 @@ from router.trace.values import SearchRecord, ToolCall
 
 _Look = Callable[[], Awaitable[SearchRecord]]
 _TOKENS_PER_CHARACTER = 1 / 3
-"""A high estimate of the tokens per character, used until the engine has counted a prompt."""
+"""Tokens per character of a prompt, estimated too high rather than too low. The estimate is used
+until the engine has reported the tokens of a prompt.
+"""
 
 
 class ExecutorLimits(Frozen):
@@ -69,7 +71,7 @@ class Form(Frozen):
     parse: Callable[[str, bool], ExecutionTurn]
     """Parses a turn. Arguments: the text of the turn, and whether the length limit cut it."""
     stop: tuple[str, ...]
-    """Stop strings of each call."""
+    """Stop strings of each call of the model, except for calls that ask for a correction."""
     documents: Callable[[Sequence[Passage], bool], str]
     """Renders the result of a search. Arguments: the passages, and whether this was the last search
     allowed.
@@ -133,7 +135,7 @@ class ContextWindow:
 
     @property
     def full(self) -> bool:
-        """True if the model's context had no room for any passage of the last search."""
+        """True if no passage of the last search fitted into the model's context."""
         return any(search.passages and not search.shown for search in self.searches[-1:])
 
     def absorb(self, output: Completion) -> None:
@@ -280,8 +282,8 @@ class Agent:
         index: int,
         purpose: Purpose = "first",
     ) -> None:
-        """Get the model's next turn and act on it: run a search, call a tool, take the report, or
-        ask for a correction. `index`: the number of the sub-query in the run. Raises
+        """Get the model's next turn and act on it: run a search, open a document, call a tool, take
+        the report, or ask for a correction. `index`: the number of the sub-query in the run. Raises
         `BudgetExhausted` and `UpstreamError`.
         """
         if self._has_actions and work.tools is None:

@@ -50,7 +50,9 @@ class Reporting(Frozen):
     """How the executors of a run write reports, and which of the reports its result may use."""
 
     form: str = ""
-    """Name of the form of reports: a key of the executor's `forms`; empty for its default agent."""
+    """Name of the form in which executors write reports, a key of `forms` of `Executor`. Empty for
+    the default form.
+    """
     is_grounds: Callable[[Execution], bool] = has_evidence
     """Decides whether the run's result may be based on an execution."""
     max_joined_chars: int | None = None
@@ -67,10 +69,10 @@ class RunContext(Frozen):
 
     on_event: OnEvent
     deadline: float
-    """Time at which the answer is due, by the event loop's clock."""
+    """Time at which the answer must be complete, in seconds of the event loop's clock."""
     search_deadline: float
-    """Time at which searching ends, by the event loop's clock. It is before `deadline`, to leave
-    time for the answer.
+    """Time at which searching ends, in seconds of the event loop's clock. It is before `deadline`,
+    to leave time for the answer.
     """
     ledger: Ledger
     draft: Draft = msgspec.field(default_factory=Draft)

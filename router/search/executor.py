@@ -95,10 +95,11 @@ class Executor:
         """Work on `sub_query`, whose number in the run is `index`, and return the execution with
         its report.
 
-        Timeouts, upstream failures and an exhausted budget are not raised. Instead, the execution's
-        `outcome` is set, its report is `NO_EVIDENCE`, and an upstream failure is kept in
-        `context.failures`. `instead`: True if this executor replaces another version that is
-        unavailable, so that its calls are recorded with the purpose `fallback`.
+        Timeouts, failures of a model or of the retriever, and an exhausted budget are not raised.
+        Instead, the execution's `outcome` names the cause, its report is `NO_EVIDENCE`, and the
+        error of a failure is kept in `context.failures`. `instead`: True if this executor replaces
+        another version that is unavailable, so that its calls are recorded with the purpose
+        `fallback`.
         """
         agent = self._forms.get(context.reporting.form, self._agent)
         outcome: ExecutionOutcome = "no_report"

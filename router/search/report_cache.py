@@ -51,8 +51,8 @@ class _Shared(Frozen):
     run_id: str
 
     def given(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Return the execution for another run, the run of `context`, with `shared_from` set, and
-        emit its search events in that run.
+        """Return the execution for the run of `context`, with `shared_from` set to the run that
+        made it. Emit the execution's search events in the run of `context`.
         """
         for search in self.execution.searches:
             context.on_event(search.event(index))
@@ -66,7 +66,7 @@ class _Flight:
     """
 
     lead: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the leader."""
+    """Lock that the leader holds while it works on the sub-query."""
     parties: int = 0
     """Number of runs that work on the sub-query or wait for its report."""
     shared: _Shared | None = None

@@ -36,8 +36,8 @@ class IndexRetriever(Protocol):
         has fewer.
 
         `document`: the name of a document. If given, only this document is searched, and its
-        passages are returned in document order; an unknown document has none. `only`: properties
-        that the documents must have.
+        passages are returned in document order. For an unknown document, no passages are returned.
+        `only`: properties that the documents must have.
 
         Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`. Also raises
         `UpstreamRefused` if this retriever cannot filter documents.
@@ -59,7 +59,9 @@ an argument of `IndexRetriever.search`, because only a retriever with a reranker
 
 
 class Reranked(list[Passage]):
-    """Passages for one query, which a reranker was asked to order."""
+    """List of the passages for one query, with the call of the reranker that was asked to order
+    them.
+    """
 
     def __init__(self, passages: list[Passage], reranking: Reranking) -> None:
         super().__init__(passages)

@@ -18,8 +18,9 @@ from router.protocol import Passage
 
 _MAX_DESCRIPTION = 1000
 _MAX_PARAMETERS = 10_000
-"""Max characters of a tool's description, which is cut if it is longer, and of a tool's JSON
-schema. A tool with a longer schema is not offered to the model.
+"""`_MAX_DESCRIPTION`: max characters of a tool's description; the rest is cut off.
+`_MAX_PARAMETERS`: max characters of a tool's JSON schema. A tool with a longer schema is not
+offered to the model.
 """
 _PASSAGE_CHARS = 2000
 _ENDS = ("\n\n", "\n", ". ", " ")

@@ -98,7 +98,7 @@ CAST(sum(nano_usd) AS BIGINT) AS nano_usd,
 min(duration_s) FILTER (WHERE status = 'finished' AND share >= 0.5) AS p50_s,
 min(duration_s) FILTER (WHERE status = 'finished' AND share >= 0.95) AS p95_s
 """)
-"""Columns of `RunFigures`."""
+"""SQL that computes the columns of `RunFigures` for each time span."""
 
 
 class SQLArchive(Frozen):

@@ -73,15 +73,17 @@ _RESUMABLE_S = 3600.0
 """An interrupted run can be resumed within this many seconds after its start."""
 _RETENTION_S = 600.0
 _OVER_S = 120.0
-"""Age of a minute, in seconds, from which this gateway drops the minute's sums from memory."""
+"""This gateway keeps the sums of a calendar minute in memory until the minute is this many seconds
+old.
+"""
 _OVER_FOR_ALL_S = 86400.0
-"""Age of a minute, in seconds, from which its sums are deleted from the database. It is so large
-that no gateway adds to them any more, even if the gateways' clocks differ.
+"""The database keeps the sums of a calendar minute until the minute is this many seconds old. Then
+no gateway adds to them any more, even if the gateways' clocks differ.
 """
 _LARGE = 500
-"""Number of calls above which the last record of a run is encoded in a thread."""
+"""If a run has more calls than this, its last record is encoded in a thread."""
 _request_key = attrgetter("tenant", "request_id", "fingerprint")
-"""Returns the fields that a request and its repetitions share."""
+"""Returns the fields of a `RunStart` that a request and its repetitions have in common."""
 
 
 class LogJournal:

@@ -33,16 +33,17 @@ _SESSION_S = 3.0
 """Seconds after which PostgreSQL ends an idle session. Its gateway is then stopped or unreachable.
 """
 _GRACE_S = 5.0
-"""Seconds for which a gateway's lock must be seen to be free before the gateway is fenced."""
+"""A gateway is fenced (its row is deleted, and its runs are closed) after its lock has been free
+for this many seconds.
+"""
 _BEGINS_S = _GRACE_S - 2.0
-"""Max seconds since this gateway last saw that it holds its lock, within which runs may begin."""
+"""Runs may begin only if this gateway has seen within this many seconds that it holds its lock."""
 _OPENS_S = _GRACE_S - 1.0
-"""Max seconds since this gateway last saw that it holds its lock, within which calls may be
-made.
+"""Calls may be made only if this gateway has seen within this many seconds that it holds its lock.
 """
 _PAST_S = 86400.0
-"""Seconds after the end of a minute, day or month, after which it is over for all gateways, even if
-their clocks differ.
+"""This many seconds after its end, a minute, day or month is over for all gateways, even if their
+clocks differ.
 """
 _LOCKS = 1919118445
 """First key of the advisory locks on epochs; the second key is the epoch."""

@@ -36,7 +36,7 @@ def name_of(start: RunStart) -> Name:
 
 
 class Named(NamedTuple):
-    """The run to which a name belongs."""
+    """The run to which a name (a tenant and a `request_id`) belongs."""
 
     run_id: str
     fingerprint: str
@@ -97,7 +97,7 @@ class RequestNames:
         return self._runs.get(name) or stored
 
     def begin(self, start: RunStart) -> None:
-        """Assign the name of a run that has begun to the run."""
+        """Record that a run has begun, so that its name belongs to it."""
         if start.request_id and not self._database.shared:
             name = name_of(start)
             self._runs[name] = Named.of(start)

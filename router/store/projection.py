@@ -121,7 +121,7 @@ def _as_they_stand(
 
 def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
     """Write changes, in the transaction of `connection`. A run is counted as a request of its
-    tenant when it ends, but in PostgreSQL, when it begins.
+    tenant when it ends, or with PostgreSQL already when it begins.
     """
     counts_first = connection.dialect.name == "postgresql"
     spent = defaultdict[Period, Tally](Tally)

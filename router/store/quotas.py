@@ -47,7 +47,9 @@ Period = tuple[str, str]
 """
 Unit = Literal["minute", "day", "month"]
 _UNITS: dict[int, Unit] = {16: "minute", 10: "day", 7: "month"}
-"""Units of periods by the length of their names."""
+"""Unit of a period by the length of the period's name. For example, 2026-11-21 has 10 characters
+and is a day.
+"""
 LIMITED: tuple[Literal["tokens", "nano_usd"], ...] = ("tokens", "nano_usd")
 
 

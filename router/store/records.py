@@ -245,7 +245,7 @@ class Change(NamedTuple):
     run: Run | None = None
     """The run after its end; None if it has not ended."""
     forgotten: bool = False
-    """True if the run is undone."""
+    """True if the run is undone, because it never began."""
     position: Position = Position()
     """Position in the log after the record of the change."""
     segment: int = 0
@@ -255,7 +255,7 @@ class Change(NamedTuple):
 
 
 class Fold:
-    """Folds the frames of a log into runs.
+    """Computes the runs in a log from the log's frames, one frame after the other.
 
     The frames of different runs are mixed in the log. Each record has a number within its run. If a
     number is skipped, a record is lost, and the run is marked as damaged.

@@ -115,13 +115,15 @@ _BOUND = re.compile(
     r"moins de|plus de|avant|après|menos de|más de|antes de|después de|до|после|более|менее)"
     r"|[<>≤≥≠]=?|超过|超過|不到|未满|未満|至少|最多|不足)\s?$"
 )
-"""Matches words before a number or date that make it a bound, or deny it."""
+"""Matches words before a number or date that make it a bound, such as "more than", or that deny it,
+such as "not".
+"""
 _BOUND_AFTER = re.compile(
     r"\s?(?:\+|or (?:more|less|fewer|later|earlier)\b|以上|以下|以内|以前|以后|以後)"
 )
-"""Matches words after a number or date that make it a bound."""
+"""Matches words after a number or date that make it a bound, such as "or more"."""
 RATIO = re.compile(r"(?<![\d/.,])\d{1,2}/\d{1,3}(?![\d/])")
-"""Matches a fraction; its parts are not numbers."""
+"""Matches a fraction such as 3/4, whose parts must not be read as numbers."""
 _MAX_DIGITS = 60
 _MAX_PARTS = 24
 _EXACT = Context(prec=200)

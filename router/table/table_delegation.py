@@ -23,7 +23,9 @@ from router.table.schema import checked_schema, meaning, normal_name
 from router.trace.table import Ask, CellState, Column, Condition, Operator, Row, Schema
 
 STOP = ("<table",)
-"""Stop strings: a model that writes the tag of a status would invent the table's next status."""
+"""Stop strings for the delegator of a table. `<table` begins a status, which only the gateway may
+write; a model that writes one would invent the table's next status.
+"""
 
 # These limits keep the delegator's context small for tables of any size
 MAX_KEYS = 20

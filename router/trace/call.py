@@ -48,7 +48,8 @@ class OpenedCall(Frozen, gc=False):
     role: RoleName
     model: str
     deployment: str
-    """Where the model is served: one of our engines, an address, or a provider."""
+    """Where the model is served: the name of an engine of the gateway, an address, or a provider.
+    """
     executor_version: str | None
     """The version of the executor; None for other roles."""
     purpose: Purpose

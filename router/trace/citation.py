@@ -66,8 +66,8 @@ _FUNCTION_WORDS = frozenset(
 words, and paraphrases replace them.
 """
 _CITED_SHARE = 0.75
-"""Min share of a point's terms that a passage must contain to be cited. It is high because
-executors copy sentences or reword them only slightly.
+"""Min share of the terms of a point's sentence that a passage must contain to be cited, from 0 to
+1. It is high because executors copy sentences or reword them only slightly.
 """
 _MAX_CHARS = 300
 """Max characters of a quote."""
@@ -84,7 +84,7 @@ citation.
 _CACHED_CHARS = 1_000_000
 """Max size of the cache of `read`, in characters of the texts that it has read."""
 _FIXED_CHARS = 500
-"""Overhead that is counted for each reading in the cache, in characters."""
+"""Number of characters that each text in the cache counts in addition to its own, as overhead."""
 
 
 class Citation(Frozen, gc=False):
@@ -95,8 +95,8 @@ class Citation(Frozen, gc=False):
     document: str
     page: int | None
     quote: str
-    """The sentence verbatim, with its lines joined. Of a long sentence, it is an excerpt, with `…`
-    where text was cut.
+    """The sentence verbatim, with its lines joined. A long sentence is cut to an excerpt, with `…`
+    where text is missing.
     """
     location: str = ""
     """Place in a file without pages, as in `Passage`."""

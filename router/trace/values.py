@@ -121,7 +121,7 @@ class Execution(Frozen, gc=False, tag=True):
     sub_query: str
     report: Report
     """The report; `NO_EVIDENCE` if none was written. If the outcome is `escalated`, the report
-    contains findings or the reason for the escalation, and the name of the manager to ask.
+    contains findings or what is missing, and the name of another manager to ask.
     """
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...] = ()
@@ -139,8 +139,8 @@ class Execution(Frozen, gc=False, tag=True):
     work: "Trajectory | None" = None
     """For a manager: its conversation, with the executions of its workers. None for an executor."""
     before: "Execution | None" = None
-    """The execution of another manager that worked on the sub-query first, and escalated it to this
-    one. None if there was no escalation.
+    """The execution of the manager that worked on the sub-query first, and whose report named this
+    manager to ask next. None if there was no such manager.
     """
 
     @property

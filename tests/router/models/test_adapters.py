@@ -91,7 +91,7 @@ async def test_a_folder_that_the_engine_cannot_see_is_refused(
     async with adapter_server() as server:
         with pytest.raises(
             BadVersion,
-            match=f"no adapter in {tmp_path}/gone; this folder must exist on the eng",
+            match=f"no adapter in {tmp_path}/gone; make this folder exist on the eng",
         ):
             await Adapters(session, server.base_url).load(NAME, tmp_path / "gone")
 
