@@ -614,7 +614,7 @@ class EventReader:
                 events.append(event)
             self._line = bytearray(line)
         if len(self._line) + len(self._data) > MAX_EVENT_BYTES:
-            raise EventTooLong(f"an event has more than {MAX_EVENT_BYTES} bytes")
+            raise EventTooLong(f"a server-sent event has more than {MAX_EVENT_BYTES} bytes")
         return events
 
     def _end_line(self) -> bytes:

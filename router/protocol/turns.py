@@ -259,12 +259,12 @@ def read_answer(text: str) -> str | Malformed:
         texts = [block.body for block in closed or answers]
         answer = next(filter(None, map(str.strip, reversed(texts))), "")
         if _PROTOCOL.match(answer):
-            return Malformed("an action within the answer")
+            return Malformed("a search or tool call within the answer")
         wrapped = _BOXED.fullmatch(answer) or _TAG.match(answer)
         return one_line(_unwrapped(answer) if wrapped else answer)
     bare = _FENCE.sub(" ", visible).strip()
     if _PROTOCOL.match(bare) or _PROTOCOL_WITHIN.search(bare):
-        return Malformed("an action instead of an answer")
+        return Malformed("a search or tool call instead of an answer")
     if bare.startswith(("{", "[")) and len(bare) <= _LONGEST_JSON:
         with suppress(*JSON_ERRORS):
             return _from_json(msgspec.json.decode(bare), bare)

@@ -361,7 +361,9 @@ class LogJournal:
 
     def _running(self, run_id: str) -> RecordedRun:
         if (run := self._runs.get(run_id)) is None:
-            raise StoreFailed(f"Run {run_id} has ended or was closed elsewhere; ask again.")
+            raise StoreFailed(
+                f"Run {run_id} has ended or was closed by another gateway; ask again."
+            )
         return run
 
     async def _reserve(

@@ -129,7 +129,9 @@ class Members:
         self._good = -math.inf
         self.epoch = await self._database.write(_join, self._log)
         if not await self._look() or self._good == -math.inf:
-            raise StoreFailed("The gateway cannot open a session in PostgreSQL; try again.")
+            raise StoreFailed(
+                "The gateway cannot open a database session; check that PostgreSQL is up."
+            )
 
     async def _keep_looking(self, on_fenced: Callable[[], None]) -> None:
         while True:

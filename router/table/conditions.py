@@ -89,8 +89,8 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
         unordered = condition.operator in _ORDERS and _order(known, value, value) is None
         if unordered or (condition.operator != "contains" and is_mistyped(known, value)):
             raise BadRequest(
-                f"{known.name!r} of type {known.type} cannot be compared with {value!r} by "
-                f"{condition.operator}; give a value of that type, or use another operator."
+                f"{known.name!r} of type {known.type} cannot be compared with {value!r}; give a "
+                f"value of that type, or another operator than {condition.operator}."
             )
     joined = (*schema.conditions, Condition(known, condition.operator, values))
     if len(joined) > MAX_CONDITIONS:

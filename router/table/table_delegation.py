@@ -251,7 +251,9 @@ def _check_names(condition: Condition, request: str) -> None:
     if condition.column.type == "text" and condition.operator in _BY_NAME:
         for value in condition.values:
             if sought(value) not in request:
-                raise BadRequest(f"the request does not contain the name {value[:_MAX_CHARS]!r}.")
+                raise BadRequest(
+                    f"the request lacks the name {value[:_MAX_CHARS]!r}; use a name in the request."
+                )
 
 
 def _condition(attributes: str, body: str) -> Condition:

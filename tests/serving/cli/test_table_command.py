@@ -61,7 +61,7 @@ def test_excluded_rows_are_shown_on_request(rolegate: Rolegate, gateway: str) ->
             "founded 1000",
             "'founded 1000' is not a condition; write a condition such as `founded after 1990`",
         ),
-        ("founded after Ana", "'founded' of type integer cannot be compared with 'Ana' by after"),
+        ("founded after Ana", "'founded' of type integer cannot be compared with 'Ana'; give"),
         ("founded:era after 1", "must be one of text, integer"),
         ("Is it there?", "name the row in it with {city}"),
     ],
