@@ -131,7 +131,7 @@ class StreamedReply:
         """Completion tokens of the latest usage; -1 if there was none."""
 
         self._wrote = False
-        """Whether any content has arrived."""
+        """Whether any text other than reasoning has arrived."""
         self._null = True
         """Whether the field `content` was null in every chunk so far."""
         self._writes_on = False

@@ -164,7 +164,7 @@ class ReportCache:
                 flight.lead.release()
         finally:
             flight.parties -= 1
-            # The next run with this sub-query starts a new flight.
+            # Later runs with this sub-query do not wait for this work.
             if (not flight.parties or flight.over) and self._flights.get(key) is flight:
                 del self._flights[key]
         return await self._executor.run(sub_query, index, context)

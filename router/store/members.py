@@ -167,7 +167,7 @@ class Members:
         for (epoch, session), since in self._gone.items():
             if asked - since >= _GRACE_S:
                 with errors_logged(_log, "store.not_fenced"):
-                    # The timeout keeps this session in use; the fence is tried again later.
+                    # Stop in time to use this gateway's own session again. Fencing is retried.
                     async with at_most(_LOOK_S):
                         await self._database.write(_fence, epoch, session)
         return bool(own)
@@ -227,8 +227,9 @@ def _join(connection: Connection, log: str) -> int:
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:
     """Delete the row of a gateway, and close its runs. The deletion waits until the gateway's
-    transactions have ended. Do nothing if the gateway has a new session number. The calls of the
-    runs are in the gateway's log, and are written when the log is read.
+    transactions have ended. Do nothing if the gateway has opened another session since `session`,
+    so that it is alive. The calls of the runs are in the gateway's log, and are written when the
+    log is read.
     """
     fenced = GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch, GATEWAYS.c.session == session)
     log = connection.scalar(fenced.returning(GATEWAYS.c.log))

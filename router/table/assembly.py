@@ -398,8 +398,9 @@ class Assembly:
             looked = sum(row.looked and column.name in row.ask.columns for row in members)
             value = given[at] if given and not column.hidden else ""
             cell = _cell(column, value, list(claims.values()), looked >= self._asks_per_cell)
-            # A key cell without a claim shows the row's key. A cited page of this name spells it:
-            # its title "Old Bel" is the key "old bel", but "1943 in film" is not the key 1943.
+            # A key cell without a claim shows the row's key, which is in canonical form. If the key
+            # is the title of a cited passage, the title is shown instead: "Old Bel" for the key
+            # "old bel", but not "1943 in film" for the key 1943.
             part = next(parts) if column.key else ""
             if part and not cell.value:
                 titles = {

@@ -173,7 +173,7 @@ def _dates(text: str) -> Iterator[tuple[str, str]]:
             month = str(
                 next(at for at, name in enumerate(_MONTHS, 1) if name.startswith(parts["n"][:3]))
             )
-        elif "a" in parts:  # which is the month is clear only if the other number cannot be one
+        elif "a" in parts:  # the month is certain only if the other number cannot be a month
             small = sorted((parts["a"], parts["b"]), key=int)
             if int(small[0]) != int(small[1]) and int(small[1]) <= 12:
                 continue

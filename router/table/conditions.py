@@ -157,8 +157,8 @@ def _equal(column: Column, value: str, other: str) -> bool | None:
 
 
 def _order(column: Column, value: str, other: str) -> int | None:
-    """Return 1 if a value is greater than another, -1 if it is less, and 0 if they are equal, or if
-    the value is a date within the year or month `other`. Return None if they cannot be compared.
+    """Return 1 if `value` is greater than `other`, -1 if it is less, and 0 if both are equal, or if
+    `value` is a date within the year or month `other`. Return None if they cannot be compared.
     """
     for kind in _KINDS.get(column.type, ()):
         typed = replace(column, type=kind)

@@ -80,10 +80,11 @@ def named_with_values(
 ) -> tuple[str, ...]:
     """Return names that are in no row of a table with one key column, but may meet a condition.
 
-    The names are from the lists of those `passages` that contain the value of a condition
-    (`values_of`). They are also titles of `passages` and `searched`: a title is returned if a
-    sentence such as "TITLE is based in VALUE" also occurs with a row's name as its title. The
-    caller must check each name, because few names may meet the condition.
+    Some are from the lists in those `passages` that contain the value of a condition (`values_of`).
+    Others are titles in `passages` and `searched`: a title is returned if its passage has a
+    sentence such as "TITLE is based in VALUE", and a passage whose title is a row's name has the
+    same sentence with that title. The caller must check each name, because few names may meet the
+    condition.
     """
     values = list(filter(None, map(sought, values_of(table.schema))))
     names = _names(table)
@@ -98,7 +99,7 @@ def named_with_values(
 
     titles = defaultdict[str, dict[str, str]](dict)
     for passage in (*passages, *searched):
-        name = sought(passage.title) or "\n"  # stands in no sentence
+        name = sought(passage.title) or "\n"  # no sentence contains "\n"
         for sentence in map(sought, _SENTENCE.split(passage.text)):
             for value in filter(sentence.count, values):
                 words = sentence.replace(name, " NAME ").replace(value, " VALUE ")

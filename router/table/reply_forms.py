@@ -57,7 +57,7 @@ def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
     key = next((name for name, column in zip(names, columns, strict=True) if column.key), names[0])
     strict = [*_json_records(text, names, key)]
     loose = [*_json_records(_LOOSE.sub(_as_json, text), names, key)]
-    # In Python's notation, the only strict JSON may be a list in one of the cells
+    # If the rows are in Python's notation, the only valid JSON may be a list in one of the cells
     records = max(strict, loose, key=lambda rows: len(rows[0]) if rows else 0)
     records = records or _line_records(text, names, key)
     return [[_cell(record.get(name)) for name in names] for record in records]

@@ -266,7 +266,7 @@ class FaultyRetriever(Frozen):
     """
 
     index_id = None
-    """See `IndexRetriever.index_id`."""
+    """None, so that the reports of searches are never cached (see `IndexRetriever.index_id`)."""
 
     retriever: IndexRetriever
     plan: FaultPlan
