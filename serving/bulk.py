@@ -1,8 +1,9 @@
-"""Bulk work on a Ray cluster. Workers are processes on the cluster's nodes.
+"""Distribute the work of a command, such as embedding passages, over the nodes of a Ray cluster.
+Workers are processes on the nodes.
 
-Results are returned to the command, which stores them as it does without Ray. So nothing on the
-cluster must survive. If a worker or its node dies, Ray starts another worker, and repeats the calls
-that had not finished.
+Results are returned to the command, which stores them as it does without Ray. So the nodes need not
+store anything. If a worker or its node dies, Ray starts another worker, and repeats the calls that
+had not finished.
 """
 
 import os
@@ -14,18 +15,18 @@ from typing import Any
 from router.errors import BadConfig, RolegateError
 
 Ask = Callable[[Any], Awaitable[Any]]
-"""Function that works on an item, and returns the result."""
+"""Function that does the work for one item, such as a question, and returns the item's result."""
 
 
 @cache
 def workers_of(address: str, kind: type) -> Any:
-    """Start a worker for each CPU of a Ray cluster, and return the list of workers. They end with
-    this process. Blocks for several seconds.
+    """Start a worker for each CPU of a Ray cluster, and return handles of the workers. They end
+    with this process. Blocks for several seconds.
 
     To call a method of a worker, use `await finished(worker.method.remote(…))`; the arguments are
-    pickled. `address`: HOST:PORT of the cluster's head, or `local` for a new cluster of this
-    machine's cores. `kind`: class of the workers. Raises `BadConfig` if the cluster cannot be
-    reached.
+    pickled. `address`: HOST:PORT of the cluster's head node, or `local` to start a cluster on the
+    cores of this machine. `kind`: class of the workers, created without arguments. Raises
+    `BadConfig` if the cluster cannot be reached.
     """
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
@@ -33,15 +34,15 @@ def workers_of(address: str, kind: type) -> Any:
     # Otherwise, Ray prints the workers' output, and messages about dead workers, to stdout
     ray._private.worker._worker_logs_enabled = False
     try:
-        if address != "local":  # check first, because Ray tries for minutes
+        if address != "local":  # Connect once before, because Ray itself tries for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), 5).close()
         ray.init(address, include_dashboard=False, logging_level="ERROR")
-    except Exception as error:  # Ray raises many kinds
+    except Exception as error:  # Ray's errors have no common base class
         raise BadConfig(
-            f"--ray {address}: the cluster cannot be reached ({error}); give local, or HOST:PORT "
-            "of a running head (`ray start --head`). For the latter, make this machine a node of "
-            "that cluster (`ray start --address HOST:PORT`), and set RAY_AUTH_MODE as on the head."
+            f"--ray {address}: the cluster cannot be reached ({error}); give `local`, or HOST:PORT "
+            "of a head node that `ray start --head` has started. This machine must then be a node "
+            "of its cluster (`ray start --address HOST:PORT`) with the same RAY_AUTH_MODE."
         ) from error
     worker = ray.remote(kind).options(
         max_restarts=3, max_task_retries=-1, scheduling_strategy="SPREAD"
@@ -50,8 +51,8 @@ def workers_of(address: str, kind: type) -> Any:
 
 
 async def finished(call: Any) -> Any:
-    """Wait for a call of a worker, and return its result. Raises the error of the call, and
-    `RolegateError` if the worker has died too often.
+    """Wait for a call of a worker's method, and return the method's result. Raises the error that
+    the method raised, and `RolegateError` if the worker died four times.
     """
     from ray.exceptions import RayActorError
 
@@ -59,6 +60,6 @@ async def finished(call: Any) -> Any:
         return await call
     except RayActorError as error:
         raise RolegateError(
-            "--ray: a worker ended unexpectedly, and so did its three restarts; check the memory "
-            "of the nodes, and session_latest/logs in Ray's folder there."
+            "--ray: a worker process died, and was restarted three times without success; check "
+            "whether its node has enough memory, and read /tmp/ray/session_latest/logs there."
         ) from error

@@ -1,4 +1,6 @@
-"""Composition root: build a running gateway from a config, and close its parts in reverse order."""
+"""Composition root: create and connect all parts of a gateway as its config describes, and close
+them in reverse order.
+"""
 
 import asyncio
 import socket
@@ -77,13 +79,15 @@ from serving.topologies import new_host, new_search, new_tables, new_worker
 from serving.uploads.uploads import StoredUploads, opened_uploads
 
 _GATE_ERROR = 0.05
-"""Probability of a wrong decision in each stage of a trial."""
+"""Max probability of a wrong decision about a new executor version, in each stage of its trial."""
 _GATE_TRIALS = 10_000
-"""Max trials in each stage."""
+"""Max runs that a stage compares. After that, the stage ends without a decision."""
 
 
 class _Upstream(Frozen):
-    """Everything that a gateway calls, opened: engines, endpoints, retrievers and tools."""
+    """Opened connections to everything that a gateway calls: engines, endpoints, retrievers and
+    tools.
+    """
 
     readiness: Readiness
     retrievers: Mapping[str, WatchedRetriever]
@@ -101,8 +105,8 @@ class _Upstream(Frozen):
 
     @property
     def deployments(self) -> dict[str, str | None]:
-        """Base URL of each deployment, which is a place where a role's model is served, by its name
-        in the ledger. None for a provider that LiteLLM calls.
+        """Base URLs of the engines, endpoints and replicas that serve the roles' models, by the
+        name of each in the ledger. The URL is None for a provider that LiteLLM calls.
         """
         roles = (*self.roles.values(), *self.managers.values(), self.condenser.role)
         return {
@@ -136,14 +140,15 @@ async def running_gateway(
     retriever: IndexRetriever | None = None,
     journal: Callable[[Journal], Journal] = lambda usual: usual,
 ) -> AsyncIterator[str]:
-    """Run a gateway with its engines while the context is open. Yield the gateway's address as
-    host:port.
+    """Run a gateway with its engines while the context is open. Yield the address of the gRPC
+    server as host:port.
 
-    `address`: address of the gRPC server. `http`: address of the OpenAI-compatible server; None for
-    no such server. `key`: a valid API key in addition to the stored keys. `log`: called with a line
-    of text for each step of the start. `retriever` and `journal` are for benchmarks: `retriever`
-    replaces the config's retriever, and `journal` returns a wrapper of the store's journal. On
-    exit, running requests get `server.grace_s` seconds to finish. Raises `BadConfig` or `BadIndex`.
+    `address`: address of the gRPC server. `http`: address of the server for the OpenAI-compatible
+    API and the web pages; None for no such server. `key`: an API key that is valid in addition to
+    the stored keys. `log`: called with a line of text for each step of the start. `retriever` and
+    `journal` are for benchmarks: `retriever` replaces the indexes of the config, and `journal`
+    returns a wrapper of the store's journal. On exit, running requests get `server.grace_s` seconds
+    to finish. Raises `BadConfig` or `BadIndex`.
     """
     for problem in missing(config):
         raise BadConfig(problem)
@@ -152,7 +157,7 @@ async def running_gateway(
         with own_log(database, config.server.log) as run_log:
             accounts = SQLAccounts(database)
             access = Access(accounts, key, uploads=bool(config.uploads.folder) and not retriever)
-            await _check_addresses(address, http, access)  # before anything slow starts
+            await _check_addresses(address, http, access)  # fail before engines start
             starting = AsyncExitStack()
             await starting.enter_async_context(
                 answering_while_starting(address, http, config.server.tls, config.server.http_hosts)
@@ -187,11 +192,9 @@ async def running_gateway(
 
 
 async def _check_addresses(address: str, http: str | None, access: Access) -> None:
-    """Check that the gateway can listen on the addresses. An address that other machines can reach
-    is allowed only if at least one API key exists, because without any key, clients are not
-    authenticated.
-
-    Raises `BadConfig` and `StoreFailed`.
+    """Raise `BadConfig` if the gateway cannot listen on one of the addresses, or if other machines
+    can reach it although no API key exists. Without keys, clients are not authenticated. Raises
+    `StoreFailed` if the keys cannot be read.
     """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if not wanted:
@@ -218,7 +221,7 @@ async def _open_upstream(
     config: Config, log: Log, double: IndexRetriever | None
 ) -> AsyncIterator[_Upstream]:
     """Start engines, and open retrievers, roles and tools. `double`: a retriever to use instead of
-    the config's indexes; None for these. Raises `BadConfig` or `BadIndex`.
+    the config's indexes; None to open these indexes. Raises `BadConfig` or `BadIndex`.
     """
     readiness = Readiness()
     opened = partial(
@@ -270,13 +273,14 @@ async def _open_runs(
     run_log: RunLog,
     around: Callable[[Journal], Journal],
 ) -> AsyncIterator[_Runs]:
-    """Open the gateway with its journal, observers and executor versions. `around`: returns the
-    journal for the gateway to use, which may be a wrapper of its argument. Raises `BadConfig`.
+    """Open the gateway with its journal, observers and executor versions. `around`: called with the
+    store's journal; returns the journal that the gateway uses. Raises `BadConfig`.
     """
     admission = Admission(config.admission)
     execution = config.roles.execution
     reports = None
-    # Runs do not share reports if the executor samples without a fixed seed
+    # With a fixed seed or temperature 0, the executor would report the same for the same sub-query,
+    # so runs may reuse each other's reports
     if config.report_cache.enabled and not (execution.temperature > 0 and execution.seed is None):
         reports = ReportCounts()
     live = LiveRuns()
@@ -427,7 +431,8 @@ async def _open_versions(
     indexes: Indexes,
 ) -> tuple[Versions, VersionRouting, Trials]:
     """Return the parts that manage versions of the executor: `Versions`, the routing of runs to
-    versions, and their trials. Also register the version that the config names.
+    versions, and the trials of versions. Also register the model that the config names as a
+    version.
 
     `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
     """
@@ -481,7 +486,7 @@ async def _open_versions(
 
     configured, manifest = await loading.first() or (model, "")
     await versions.ensure_base(configured, manifest)
-    await versions.ensure_base(model)  # so that operators can go back to it
+    await versions.ensure_base(model)  # so that operators can return to the base model
     try:
         await routing.refresh()
     except UpstreamError as error:
@@ -496,11 +501,13 @@ async def _open_versions(
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
-    """Read held-out questions from a JSON lines file. Raises `BadConfig` if it cannot be read."""
+    """Return the held-out questions in a file of JSON lines. Raises `BadConfig` if it cannot be
+    read.
+    """
     try:
         return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
-        advice = "write one JSON object per line, with question and golden_answers"
+        advice = "write one JSON object per line, with the keys `question` and `golden_answers`"
         raise BadConfig(f"versions.held_out: {path} cannot be read ({error}); {advice}.") from None
 
 
@@ -510,8 +517,8 @@ def _new_executor(
     indexes: Indexes,
     version: str,
 ) -> Executor:
-    """Return the executor of a version: the configured executor, but with the version's name as its
-    model.
+    """Return the executor of a version. It has the settings of the configured executor, but calls
+    the model whose name is `version`.
     """
     execution = config.roles.execution
     role = upstream.roles["execution"]
@@ -537,8 +544,8 @@ async def _listening(
     starting: AsyncExitStack,
 ) -> AsyncIterator[str]:
     """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
-    address of the gRPC server. `starting`: the servers that answer during the start; it is closed
-    first, which frees the addresses.
+    address of the gRPC server. `starting`: the servers that answer "starting" until now; they are
+    closed first, which frees the addresses.
     """
     gateway = runs.gateway
     readiness = upstream.readiness
@@ -641,8 +648,8 @@ async def _listening(
 async def _drain(
     config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
 ) -> None:
-    """Report that the gateway is not ready, wait until load balancers have noticed, and close the
-    servers.
+    """Report that the gateway is not ready, wait `drain_s` seconds in which load balancers notice
+    that, and close the servers. Running requests get `grace_s` seconds to finish.
     """
     grace_s = 0.0
     try:
@@ -655,8 +662,9 @@ async def _drain(
 
 
 async def _recover(config: Config, upstream: _Upstream, routing: VersionRouting) -> None:
-    """Wait for engines that are up again after a failure. Close their circuit breakers, so that
-    they get calls again, and reload the versions of the executor. Never returns.
+    """Whenever an engine is up again after a failure, replace its circuit breaker by a closed one,
+    so that it gets calls again. If it serves the executor, also load the executor's versions into
+    it again. Never returns.
     """
     down: set[str] = set()
     engines = {f"engines.{name}" for name in config.engines}

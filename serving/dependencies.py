@@ -1,4 +1,6 @@
-"""Find the extra of rolegate (as in `rolegate[sft]`) that installs a missing package."""
+"""Find the extra of rolegate, such as `sft` in `pip install rolegate[sft]`, that installs a missing
+package.
+"""
 
 import shlex
 import sys
@@ -31,31 +33,33 @@ _EXTRAS = {
     "widesearch": "dateparser pandas",
     "sft": "accelerate datasets ijson matplotlib peft pyarrow safetensors torch transformers trl",
 }
-"""Modules that each extra installs, separated by spaces. Extras with the same module are ordered by
-size, the smallest first.
+"""Modules that each extra installs, separated by spaces. Of several extras with the same module,
+the smallest comes first, and is the one that is recommended.
 """
 
 
 def need(command: str, *modules: str) -> None:
-    """Raise `BadConfig` if one of `modules` is not installed. A command calls this before it has
-    any effect, for modules that it imports later. `command`: name of the command.
+    """Raise `BadConfig` if one of `modules` is not installed. A command calls this at its start for
+    modules that it imports later, so that it does not fail halfway. `command`: the command's name.
     """
     for module in modules:
         if find_spec(module) is None:
-            raise BadConfig(f"the package {module} is missing; {missing_extra(module, command)}")
+            raise BadConfig(
+                f"the package {module} is missing; run: {missing_extra(module, command)}"
+            )
 
 
 def missing_extra(module: str | None, command: str = "") -> str:
-    """Return a shell command that installs a missing module with an extra of rolegate. If no extra
-    has the module, return advice instead.
+    """Return a shell command that installs the extra of rolegate with a missing module. If no extra
+    has the module, return the advice to reinstall rolegate.
 
-    `command`: name of the command that needs the module. An extra with the same name is preferred,
-    if it has the module.
+    `command`: name of the command that needs the module. If the extra of this name has the module,
+    it is preferred.
     """
     name = (module or "").partition(".")[0].replace("-", "_")
     bringing = [extra for extra, modules in _EXTRAS.items() if name in modules.split()]
     if not bringing:
-        return "is rolegate installed as the README says?"
+        return "reinstall rolegate as the README says"
     extra = command if command in bringing else bringing[0]
     setup = Path(__file__).parents[1] / "scripts/setup.sh"
     if setup.is_file():  # a checkout: its script installs the build of torch for this machine

@@ -8,7 +8,9 @@ from textwrap import dedent
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstring under each field of a class and of its bases, as one line."""
+    """Return the docstrings under the fields of a class and of its bases, each as one line, by the
+    field's name.
+    """
     docs: dict[str, str] = {}
     for base in cls.__bases__:
         if base.__module__.partition(".")[0] not in ("builtins", "msgspec"):

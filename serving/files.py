@@ -1,4 +1,6 @@
-"""Write files that only their owner can read, and that are complete or unchanged after a crash."""
+"""Write files so that only their owner can read them. After a crash, a file has either its complete
+new content or its old content.
+"""
 
 import hashlib
 import os
@@ -11,11 +13,11 @@ from typing import Any
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Give only the owner access to files and folders that this process creates while the context
-    is open.
+    """While the context is open, give only the owner access to the files and folders that this
+    process creates.
 
-    This sets the process's umask, as PostgreSQL does. So it also applies to files that libraries
-    (SQLite, Arrow, NumPy, trainers) and child processes create.
+    The context sets the umask of the process, as PostgreSQL does. So it also applies to files that
+    libraries (SQLite, Arrow, NumPy, trainers) and child processes create.
     """
     before = os.umask(0o077)
     try:
@@ -25,8 +27,8 @@ def private_files() -> Iterator[None]:
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a temporary file next to `path`, sync it to disk and rename it to `path`. If this
-    raises `OSError`, `path` is unchanged.
+    """Write `content` to a temporary file next to `path`, sync the file to disk, and rename it to
+    `path`. Raises `OSError`; then, `path` is unchanged.
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
@@ -34,9 +36,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a new, empty file to write to. On exit, sync the file to disk and rename it
-    to `path`; after an error, delete it instead, and leave `path` unchanged. Only the owner can
-    access the file, before and after it is renamed.
+    """Yield the path of a new, empty file in the folder of `path`, for the body of the `with`
+    statement to write to. On exit, sync the file to disk and rename it to `path`. After an error,
+    delete it instead, and leave `path` unchanged. Only the owner can access the file, also under
+    its final name.
     """
     descriptor, name = mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
@@ -57,7 +60,7 @@ def save_picture(figure: Any, path: Path, dpi: int = 100) -> None:
 
 
 def flush(path: Path) -> None:
-    """Sync a file's content, or a folder's list of names, to disk by `fsync`."""
+    """Sync a file's content, or a folder's list of files, to disk with `fsync`."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,9 +3,9 @@
 `load_dataset` infers the types of all columns from the first ten megabytes. If a column, or a field
 inside a column, is null, empty or absent there, loading fails at the first later row with a value.
 Loading also fails at the first fraction in a column of integers. So if a row after the first
-megabytes has a new type anywhere, it is moved to the top of the file; the shortest of these rows
-comes first. All other rows keep their order. A text that Arrow would parse as a time gets a
-trailing space, so that it stays a text.
+megabytes has a type that its column or field did not have before, it is moved to the top of the
+file; the shortest of these rows comes first. All other rows keep their order. A text that Arrow
+would parse as a time gets a trailing space, so that it stays a text.
 """
 
 import re
@@ -21,13 +21,16 @@ import msgspec
 from serving.files import replacing
 
 Write = Callable[[Any], None]
+"""Function that writes one row, a struct, to a file."""
 _FIRST_BYTES = 2 << 20
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T][\d:.]*(Z|[+-][\d:]+)?)?")
 
 
 @contextmanager
 def json_lines(path: Path) -> Iterator[Write]:
-    """Create or empty a file, and yield a function that writes a row (a struct)."""
+    """Create the file `path`, or empty it, and yield a function that writes a row (a struct) to it.
+    The file is complete when the context ends.
+    """
     known = set[tuple[str, type]]()
     late: list[bytes] = []
     with path.open("w+b") as file:
@@ -54,15 +57,16 @@ def json_lines(path: Path) -> Iterator[Write]:
 
 
 def write_json_lines(path: Path, rows: Iterable[object]) -> None:
-    """Write rows to the file `path`. If this fails, `path` is unchanged."""
+    """Write rows (structs) to the file `path`. If an error is raised, `path` is unchanged."""
     with replacing(path) as unfinished, json_lines(unfinished) as write:
         for row in rows:
             write(row)
 
 
 def _loadable(value: Any, place: str, types: set[tuple[str, type]]) -> Any:
-    """Return `value` with a space after each text that Arrow would parse as a time. Add place and
-    type of each nested value to `types`.
+    """Return a JSON value with a space after each text that Arrow would parse as a time. Add a pair
+    of place and type to `types` for `value` and each value inside it. `place`: path of `value` in
+    its row, such as `.run.id`.
     """
     if value is not None:
         types.add((place, type(value)))

@@ -1,4 +1,4 @@
-"""Configure format and level of structlog's log."""
+"""Configure the format and the level of the log, which is written with structlog."""
 
 import logging
 import os
@@ -12,15 +12,15 @@ from structlog.typing import EventDict, ExcInfo, Processor
 
 
 def plain_tracebacks() -> None:
-    """Log lines of text. Tracebacks do not show the values of variables, because these may contain
-    API keys and questions.
+    """Log lines of text from now on. Tracebacks do not show the values of variables, because these
+    may contain API keys and questions.
     """
     *others, _renderer = structlog.get_config()["processors"]
     colors = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     renderer = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=_write_traceback)
     structlog.configure(
         processors=[*(other for other in others if other is not _visible), _visible, renderer],
-        # Write to the stream behind `visible_output`, which would escape the codes of colours
+        # Write past `visible_output`, which would also escape the control codes of colours
         logger_factory=lambda *_: structlog.PrintLogger(
             getattr(sys.stdout, "rich_proxied_file", sys.stdout)
         ),
@@ -28,8 +28,8 @@ def plain_tracebacks() -> None:
 
 
 def json_lines() -> None:
-    """Log one JSON object per line, with the ids of run, tenant and request. Records of libraries
-    that use `logging` or `warnings` are logged in the same format.
+    """Log one JSON object per line from now on, with the ids of run, tenant and request. Messages
+    that libraries send to `logging` or `warnings` are logged in the same format.
     """
     known: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -66,7 +66,7 @@ def _write_traceback(out: TextIO, error: ExcInfo) -> None:
 
 
 def errors_only() -> None:
-    """Log only errors, to standard error. For commands that print their own progress."""
+    """Log only errors from now on, to standard error. For commands that print their progress."""
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

@@ -1,4 +1,6 @@
-"""Create the roles that a config describes. A role is a model with its prompt and settings."""
+"""Create the roles that a config describes. A role, such as `execution`, is a model with a prompt
+and settings.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,8 +22,8 @@ from serving.config.secrets import api_key
 from serving.topologies import condenser_config, manager_configs
 
 _INTERVAL = 8
-"""Number of tokens per event that the gateway's own engines send in streams that no client follows
-live.
+"""Number of tokens per event in streams of the gateway's own engines that no client watches. Fewer
+events take less CPU time.
 """
 
 
@@ -29,8 +31,8 @@ async def all_roles(
     config: Config, new: Callable[..., Role]
 ) -> tuple[dict[RoleName, Role], dict[str, Role]]:
     """Return the three roles (delegation, execution, answer) by name, and the managers' roles by
-    manager. `new`: `new_role` with the arguments for connections already given. Each manager has
-    its own `RoleHealth` instead of the delegator's.
+    the name of the manager. A manager's role is also a role `delegation`, but with its own limit of
+    concurrent calls. `new`: `new_role` with the arguments for connections already given.
     """
     usual = config.roles.by_name
     managing = manager_configs(config)
@@ -50,8 +52,9 @@ async def all_roles(
 async def new_condenser(
     config: Config, new: Callable[..., Role], roles: Mapping[RoleName, Role]
 ) -> Condenser:
-    """Return the condenser, which rewrites the questions of conversations before the search. `new`:
-    `new_role` with the arguments for connections already given. `roles`: the three roles.
+    """Return the condenser, which rewrites a question of a conversation so that it can be
+    understood without the conversation. `new`: `new_role` with the arguments for connections
+    already given. `roles`: the three roles.
     """
     if config.condenser is None:
         system = Path(condenser_config(config).prompt).read_text("utf-8").strip()
@@ -71,8 +74,9 @@ def new_role(
 ) -> Role:
     """Return the role that a config describes, without its fallbacks.
 
-    `engines`: base URLs by engine name. `upstreams`: load and circuit breakers of endpoints, which
-    roles with the same endpoint share; None for new ones.
+    `pool`: connections for calls of OpenAI-compatible endpoints. `engines`: base URLs by engine
+    name. `price`: price of the model; None if it is unknown. `upstreams`: load and circuit breakers
+    of endpoints, which roles with the same endpoint share; None for new ones.
     """
     upstreams = upstreams or Upstreams()
     base_url = engines[config.engine] if config.engine else config.base_url
@@ -106,8 +110,8 @@ def new_role(
 
 
 def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) -> list[Model]:
-    """Return the role's model at each of `base_urls`. If there are none, return the model called
-    through LiteLLM.
+    """Return a client of the role's model for each of `base_urls`. If there are none, return one
+    client, which calls the model through LiteLLM.
     """
     key = api_key(config.api_key_env)
     if not base_urls:
@@ -130,8 +134,8 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
-    """Return the roles with their fallbacks. A fallback uses the model of another role, with this
-    role's prompt and sampling, and with the larger `max_tokens` of the two roles.
+    """Return the roles with their fallbacks. A fallback of a role calls the model of another role
+    with the first role's prompt and sampling, and with the larger `max_tokens` of the two.
     """
 
     def stand_in(role: Role, other: Role) -> Role:

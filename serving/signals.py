@@ -12,22 +12,23 @@ import uvloop
 _YOUNG = 10_000
 _MIDDLE = 5
 _OLD = 2
-"""Thresholds of the garbage collector's three generations. A single question exceeds Python's
-default for the first generation, 700 objects. The thresholds of the older generations are low, so
-that the garbage of a question does not wait for thousands of further questions; they are small, and
-so fast to collect.
+"""Thresholds of the garbage collector's three generations. Python's default for the first
+generation is 700 objects, which a single question exceeds several times. The thresholds of the two
+older generations are low, so that the garbage of a question is freed before thousands of further
+questions. Collections of these generations are fast, because they contain few objects.
 """
 _SWITCH_S = 1e-4
-"""Switch interval in seconds: how long a thread waits before it requests the GIL. Python's default
-is 5 ms, and the time starts again whenever the event loop polls for events. So a busy event loop
-would never release the GIL to the threads of searches and of the database.
+"""Switch interval in seconds: how long a thread waits before it requests the GIL from another
+thread. Python's default is 5 ms, and the time starts again whenever the event loop polls for
+events. So with the default, a busy event loop would rarely release the GIL to the threads of
+searches and of the database.
 """
 _log = structlog.get_logger("serve")
 
 
 def tune_interpreter() -> None:
-    """Tune Python for a gateway: collect garbage less often, never scan the objects that exist now,
-    and let other threads run while the event loop is busy.
+    """Tune Python for a gateway: collect garbage less often, exclude the objects that exist now
+    from garbage collection, and let other threads run while the event loop is busy.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
@@ -36,14 +37,14 @@ def tune_interpreter() -> None:
 
 
 def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Run `until_stopped` on uvloop."""
+    """Run `until_stopped(service)` in a new event loop of uvloop."""
     uvloop.run(until_stopped(service))
 
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
-    """Open `service`, which yields its address, keep it open until SIGTERM or SIGINT, and close it.
-    A signal during the start also stops the service. A second signal during the closing ends the
-    grace period.
+    """Open `service`, a context manager that yields an address, keep it open until SIGTERM or
+    SIGINT, and close it. A signal while it opens also stops it. A second signal, while it closes,
+    ends the grace period of running requests.
     """
     this = asyncio.current_task()
     assert this is not None
@@ -64,5 +65,5 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
 
 
 def log_step(step: str) -> None:
-    """Log a step of the service's start."""
+    """Log a line of text about a step of the service's start."""
     _log.info("serve.starting", step=step)

@@ -1,4 +1,4 @@
-"""Start engines, and an index or an embedder, concurrently, because each takes long."""
+"""Start engines, and open a retriever or an embedder, at the same time, because each takes long."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -22,7 +22,7 @@ _MAX_CONNECTIONS = 1000
 
 
 class Started(Frozen, Generic[Opened]):
-    """Running engines, an open retriever or embedder, and connections for model calls."""
+    """Running engines, an open retriever or embedder, and connections for calls of models."""
 
     engines: Mapping[str, str]
     """Base URLs by engine name."""
@@ -42,8 +42,8 @@ async def open_upstreams(
     *,
     readiness: Readiness | None = None,
 ) -> AsyncIterator[Started[Opened]]:
-    """Start the engines of all roles and of `also`, and open a retriever or an embedder at the same
-    time. Then open connections to all models.
+    """Start the engines that the config's roles and `also` need, and open a retriever or an
+    embedder at the same time. Then open connections to all models.
 
     `opened`: returns the context manager of the retriever or embedder; takes the argument
     `cpu_threads`, as `engine` does. `also`: further roles, such as a judge. `readiness`: is
@@ -83,8 +83,9 @@ async def open_upstreams(
 
 
 def _needed_by(config: Config, engine: str) -> list[Need]:
-    """Return the roles that need this engine, because neither the role nor its fallbacks have
-    another endpoint. While the engine is down, the gateway is not ready for these roles.
+    """Return the roles that cannot work without this engine: neither the role nor one of its
+    fallbacks has another endpoint. While the engine is down, the gateway is not ready for these
+    roles.
     """
     roles = config.roles.by_name
 

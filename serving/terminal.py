@@ -19,9 +19,9 @@ _PIPE_WIDTH = 4000
 
 
 def table_console() -> Console:
-    """Return a console for tables on standard output. If standard output is no terminal, rows are
-    not wrapped, so that each row is one line for `grep`. The environment variable COLUMNS sets
-    another width.
+    """Return a console for tables on standard output. If standard output is not a terminal, rows
+    are not wrapped, so that each row is one line for `grep`. The environment variable COLUMNS sets
+    another width, in characters.
     """
     is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_PIPE_WIDTH if is_wide else None)
@@ -50,8 +50,9 @@ def progress_bar() -> Progress:
 
 
 class _Visible(FileProxy):
-    """Standard output for `print`, with control characters made visible. rich writes to the
-    underlying stream, because rich's styles are control sequences that must not be changed.
+    """Standard output for `print`, in which control characters are made visible. rich bypasses this
+    object and writes to the underlying stream, because rich's styles are control sequences that
+    must not be changed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -78,8 +79,8 @@ class _Visible(FileProxy):
 
 @contextmanager
 def visible_output() -> Iterator[None]:
-    """Make control characters visible in everything that `print` and rich write while the context
-    is open. The styles that rich itself adds still work.
+    """While the context is open, make control characters visible in all text that is passed to
+    `print` and rich. The colours and styles of rich still work.
     """
     before = dict(_CONTROL_STRIP_TRANSLATE)
     # rich removes the five control characters in this table from all text; show them instead

@@ -1,6 +1,6 @@
 """Create the searches that a config describes, for answers and for tables. In the topology
-`factorized`, the delegator dispatches sub-queries to executors; in `host`, managers are between the
-two.
+`factorized`, a delegator dispatches sub-queries to executors. In `host`, it dispatches them to
+managers, which dispatch further sub-queries to executors.
 """
 
 import dataclasses
@@ -28,16 +28,16 @@ from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
 
 _TABLE_CHARS = 100_000
-"""Max characters of a report on a table. It is high, because the model's max tokens already limit
-the rows of a report.
+"""Max characters of an executor's report on rows of a table. It is high, because the model's max
+tokens already limit the rows of a report.
 """
 PROMPTS = Path(__file__).parent / "prompts" / "full"
 """Folder of the shipped prompts for general-purpose models."""
 
 
 def condenser_config(config: Config) -> RoleConfig:
-    """Return the role config of the condenser: the one in `[condenser]`, or the delegator's with
-    the shipped prompt for condensers.
+    """Return the role config of the condenser: `[condenser]`, or if that table is missing,
+    `[roles.delegation]` with the shipped prompt for condensers.
     """
     return config.condenser or replace(
         config.roles.delegation, prompt=str(PROMPTS / "condense.txt")
@@ -45,8 +45,9 @@ def condenser_config(config: Config) -> RoleConfig:
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
-    """Return the role config of each manager, by name: the manager's own, or the delegator's with a
-    shipped prompt for managers.
+    """Return the role config of each manager, by the manager's name: its own role, or if it has
+    none, `[roles.delegation]` with the shipped prompt for managers. A prompt of the manager
+    replaces the prompt of either.
     """
     other = replace(config.roles.delegation, prompt=str(PROMPTS / "manager.txt"), fallbacks=())
     configs = {}
@@ -66,8 +67,8 @@ def new_managers(
     """Return the managers of a config.
 
     `roles`: the managers' roles by name, created from `manager_configs`. `workers`: the executor
-    for managers without tools. `report`: parses a manager's report. `with_tools`: executor of each
-    manager with tools, by the manager's name.
+    of managers without tools. `report`: parses a manager's report. `with_tools`: the executors of
+    managers with tools, by the manager's name.
     """
     return Managers(
         [
@@ -90,8 +91,9 @@ def new_host(
     workers: Executes,
     with_tools: Mapping[str, Executes] = {},
 ) -> Topology:
-    """Return the topology `host`, which has three layers: delegator, managers, and workers
-    (executors). `own`: the managers' roles by name. `workers`, `with_tools`: see `new_managers`.
+    """Return the topology `host`, which has three layers: delegator, managers, and executors (the
+    managers' workers). `roles`: the three roles by name. `own`: the managers' roles by name.
+    `workers`, `with_tools`: see `new_managers`.
     """
     hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
     own = _with_others(config, own)
@@ -102,8 +104,8 @@ def new_host(
 
 
 def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
-    """Return the managers' roles under the names `managers.NAME`, which differ from the names of
-    other roles.
+    """Return the managers' roles under the names `managers.NAME`, so that they cannot be confused
+    with other roles.
     """
     return {f"managers.{name}": role for name, role in managers.items()}
 
@@ -122,8 +124,8 @@ def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role
 
 
 def _about_managers(config: Config, file: str, but: str = "") -> str:
-    """Return the instructions in a file of `PROMPTS`, with a list of all managers except `but`.
-    Empty if there is no such manager.
+    """Return the instructions in a file of `PROMPTS`, with a list of all managers except the one
+    named `but`. Empty if there are no managers to list.
     """
     listed = "\n".join(
         f"- {name}: {manager.about}" for name, manager in config.managers.items() if name != but
@@ -132,7 +134,7 @@ def _about_managers(config: Config, file: str, but: str = "") -> str:
 
 
 def _with_instructions(role: Role, text: str) -> Role:
-    """Return the role with `text`, unless it is empty, after its system prompt."""
+    """Return the role with `text` appended to its system prompt; unchanged if `text` is empty."""
     return role.with_system(lambda system: f"{system}\n\n{text}") if text else role
 
 
@@ -148,8 +150,9 @@ def new_worker(
     """Return an executor for questions and tables, which searches with `retriever`, calls `tools`,
     or both.
 
-    `limits`: limits of searches and turns; None for the config's. `manager`: name of the manager
-    for which the executor works; its instructions then list the other managers. Empty for none.
+    `limits`: limits of searches and turns; None for those in the config. `manager`: name of the
+    manager for which the executor works; empty for none. If given, the executor's instructions list
+    the other managers.
     """
     others = _about_managers(config, "escalate.txt", but=manager) if manager else ""
     in_tables = _with_instructions(_in_tables(role, config.roles.table_execution), others)
@@ -172,9 +175,9 @@ def new_tables(
 ) -> tuple[WideSearch, dict[str, Role]]:
     """Return the search that fills tables, and its roles by name.
 
-    `searched`: indexes, or the only index, in which the values of conditions are searched.
-    `managing`: the managers' roles by name; empty to fill tables without managers. `with_tools`:
-    see `new_managers`.
+    `searched`: the indexes, or the only index. The values of the table's conditions are searched
+    there, to find rows that no executor has reported. `managing`: the managers' roles by name;
+    empty to fill tables without managers. `with_tools`: see `new_managers`.
     """
     in_tables = (PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
@@ -202,7 +205,9 @@ def new_tables(
 
 
 def _in_tables(role: Role, config: TableRoleConfig) -> Role:
-    """Return a role, with its fallbacks, with the prompt and the `max_tokens` for tables."""
+    """Return a role whose prompt and `max_tokens`, and those of its fallbacks, are replaced by the
+    ones for tables.
+    """
     path = Path(config.prompt or PROMPTS / f"table_{role.name}.txt")
     max_tokens = config.max_tokens or role.sampling.max_tokens
     return dataclasses.replace(
@@ -230,7 +235,9 @@ def new_search(
     executor: Executes,
     topology: TopologyName = "factorized",
 ) -> FactorizedSearch:
-    """Return the search that answers questions, with these roles and this executor."""
+    """Return the search that answers questions with the three `roles`. `executor`: works on the
+    delegator's sub-queries.
+    """
     lead = Delegator(roles["delegation"], search.max_sub_queries)
     if topology == "host":
         lead = replace(lead, stop=HOST_STOP, managed=True)

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         complain(f"rolegate: {error}")
         return 1
     except ImportError as error:
-        complain(f"rolegate {name}: {error}; {missing_extra(error.name, name)}")
+        complain(f"rolegate {name}: {error}; to install it: {missing_extra(error.name, name)}")
         return 1
     except (KeyboardInterrupt, EOFError):
         return 130

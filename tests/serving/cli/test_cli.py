@@ -751,7 +751,7 @@ def test_a_missing_package_names_its_extra(module: str, command: str, extra: str
         missing_extra(module, command)
         == f"sh {scripted_gateway.ROOT}/scripts/setup.sh {sys.prefix} {extra}"
     )
-    assert missing_extra("no_such_package", "ask") == "is rolegate installed as the README says?"
+    assert missing_extra("no_such_package", "ask") == "reinstall rolegate as the README says"
 
 
 def test_the_help_of_training_needs_no_extra() -> None:
