@@ -1,4 +1,4 @@
-"""Options that several commands share, and the connection to a gateway that they describe."""
+"""Options that several commands share, and functions that use their values."""
 
 import argparse
 import re
@@ -25,8 +25,8 @@ from serving.terminal import table_console
 
 
 def json_of(value: object) -> str:
-    """Return a struct, plain data or a protobuf message as one line of JSON. Fields of a message
-    that have default values are included.
+    """Return a struct, plain data or a protobuf message as one line of JSON. The JSON of a message
+    includes the fields that have their default values.
     """
     if isinstance(value, Message):
         value = MessageToDict(
@@ -36,8 +36,8 @@ def json_of(value: object) -> str:
 
 
 def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: bool) -> None:
-    """Print one line of JSON for each item if `as_json`, else the table of all items that `table`
-    returns.
+    """If `as_json`, print one line of JSON for each item; otherwise, print the table that `table`
+    returns. `table`: returns a table of all items.
     """
     if as_json:
         for item in items:
@@ -47,22 +47,24 @@ def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: 
 
 
 def tenant_name(text: str) -> str:
-    """Return `text` if it is a valid name of a tenant. Raises `argparse.ArgumentTypeError`.
-
-    The allowed characters need no quotes or escapes in shells, URLs and labels of metrics.
+    """Return `text` if it is a valid name of a tenant (see `TENANT_NAME`). Raises
+    `argparse.ArgumentTypeError` if it is not.
     """
     if not TENANT_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is invalid; use at most 64 letters, digits, dots, underscores and hyphens"
+            f"{text!r} is not a valid name of a tenant; use 1 to 64 letters, digits, dots, "
+            "underscores and hyphens, beginning with a letter or a digit"
         )
     return text
 
 
 def host_port(text: str) -> str:
-    """Return `text` if it is HOST:PORT, without a scheme. Raises `argparse.ArgumentTypeError`."""
+    """Return `text` if it is HOST:PORT, without a scheme. Raises `argparse.ArgumentTypeError` if it
+    is not.
+    """
     problem = address_problem(text)
     if text.startswith(("unix:", "dns:")):  # the Python client accepts these
-        problem = f"{text!r} is not HOST:PORT"
+        problem = f"{text!r} is not HOST:PORT, such as 127.0.0.1:50551"
     if problem:
         raise argparse.ArgumentTypeError(problem)
     return text
@@ -70,7 +72,7 @@ def host_port(text: str) -> str:
 
 def time_argument(text: str) -> datetime:
     """Return the time that `text` names: a date, a date with a time, or a number of days (`7d`) or
-    hours (`12h`) before now. Raises `BadConfig`.
+    hours (`12h`) before now. Raises `BadConfig` if it has another form.
     """
     try:
         if (span := _span(text)) is not None:
@@ -85,11 +87,11 @@ def time_argument(text: str) -> datetime:
 
 
 def span_argument(text: str) -> float:
-    """Return the seconds in a number of days (`7d`) or hours (`12h`). Raises
-    `argparse.ArgumentTypeError`.
+    """Return the number of seconds in a time span such as `7d` (days) or `12h` (hours). Raises
+    `argparse.ArgumentTypeError` if `text` has another form or is zero.
     """
     if not (span := _span(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time span; write it as 12h or 30d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time span, such as 12h or 30d")
     return span.total_seconds()
 
 
@@ -120,12 +122,13 @@ def check_new_file(
     *,
     force: bool = True,
 ) -> None:
-    """Raise `BadConfig` if the option `name` gives a file that cannot be written. `suffixes`:
-    allowed endings of the file's name (empty: all). `force`: allow a file that exists.
+    """Raise `BadConfig` if a command must not or cannot write `file`. `name`: option that names the
+    file. `suffixes`: allowed endings of the file's name; empty to allow all. `force`: True to allow
+    that an existing file is replaced.
     """
     problem = ""
     if suffixes and file.suffix not in suffixes:
-        problem = f"name a file that ends in {' or '.join(suffixes)}."
+        problem = f"must end in {' or '.join(suffixes)}; name another file."
     elif not file.parent.is_dir():
         problem = f"the folder {file.parent} does not exist; create it first."
     elif file.is_dir():
@@ -145,12 +148,12 @@ _PROPERTIES = {
     "date>=": ["from_date"],
     "date<=": ["to_date"],
 }
-"""Fields of a `DocumentFilter` by the beginning of the text that sets them."""
+"""Fields of a `DocumentFilter` that a text such as `date>=2026` sets, by the text's beginning."""
 
 
 def document_filter(properties: Iterable[str]) -> DocumentFilter:
-    """Return the filter that `properties` describe, such as `author=Ada Lovelace` and
-    `date>=2024-01`. Raises `BadConfig`.
+    """Return the filter that `properties` describe. Documents must have all of these properties,
+    such as `author=Ada Lovelace` and `date>=2024-01`. Raises `BadConfig` for an invalid property.
     """
     values = defaultdict[str, list[str]](list)
     for text in properties:
@@ -164,7 +167,9 @@ def document_filter(properties: Iterable[str]) -> DocumentFilter:
         for field in fields:
             values[field].append(match[3].strip())
             if field != "tags" and len(values[field]) > 1:
-                raise BadConfig(f"filter {text!r}: only tag may be given twice; leave one out.")
+                raise BadConfig(
+                    f"filter {text!r}: only tag may be given twice; leave out one of the two."
+                )
     tags = values.pop("tags", [])
     return DocumentFilter(tags=tags, **{field: texts[0] for field, texts in values.items()})
 
@@ -194,9 +199,9 @@ class CertificateOptions(Options):
     """Options of a connection to a gateway."""
 
     ca: File | None = None
-    """Use TLS, and trust this CA certificate (PEM file)."""
+    """Use TLS, and trust this CA certificate, a PEM file (default: no TLS)."""
     certificate: File | None = None
-    """Send this client certificate (PEM file)."""
+    """Send this client certificate, a PEM file, if the gateway requires one."""
     key: File | None = None
     """Private key of --certificate (PEM file)."""
 
@@ -241,8 +246,8 @@ class PeriodOptions(ConnectionOptions):
 
 
 def connection(options: CertificateOptions, address: str) -> Connection:
-    """Return the settings to connect to the gateway at `address`, with the certificates of the
-    options. Raises `BadConfig` if a file cannot be read or the address is invalid.
+    """Return the settings to connect to the gateway at `address` with the certificates that
+    `options` name. Raises `BadConfig` if a file cannot be read or the address is invalid.
     """
     try:
         return Connection.to(
@@ -250,15 +255,16 @@ def connection(options: CertificateOptions, address: str) -> Connection:
         )
     except OSError as error:
         raise BadConfig(
-            f"--ca, --certificate, --key: cannot read {error.filename}: {error.strerror}."
+            f"--ca, --certificate, --key: cannot read {error.filename} ({error.strerror}); correct "
+            "the path, or let this user read the file."
         ) from None
     except ValueError as error:
         raise BadConfig(f"--address {address}: {error}") from None
 
 
 def with_client(work: Callable[[Client, Any], object], options: ConnectionOptions) -> int:
-    """Call `work` with a client of the gateway and with `options`. Return the exit status: 1 if
-    `work` returns a true value, else 0. Raises `GatewayError`.
+    """Call `work` with a client of the gateway at `options.address`, and with `options`. Return the
+    exit status: 1 if `work` returns a true value, else 0. Raises `GatewayError`.
     """
     with Client(connection(options, options.address)) as client:
         return int(bool(work(client, options)))

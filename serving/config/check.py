@@ -284,8 +284,8 @@ def _retrieval(config: Config) -> Iterator[str]:
         key = place_of(name)
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
             yield (
-                f"{key}: is not a valid name; use at most 64 letters, digits, dots, underscores "
-                "and hyphens."
+                f"{key}: is not a valid name; use 1 to 64 letters, digits, dots, underscores and "
+                "hyphens, beginning with a letter or a digit."
             )
         if (index.address is None) == (index.index is None):
             yield f"{key}: set exactly one of address (a retrieval server) and index (a folder)."

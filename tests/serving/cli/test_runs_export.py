@@ -380,7 +380,7 @@ def test_sampled_turns_are_exported_by_agent(
     ]
 
     assert export("runs.parquet", "--for", "rl") == 1
-    assert "--out runs.parquet: name a file that ends in .jsonl." in capsys.readouterr().err
+    assert "--out runs.parquet: must end in .jsonl; name another file." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -434,7 +434,7 @@ def test_unknown_formats_and_missing_stores_are_refused(
 ) -> None:
     """A missing store is not created."""
     assert export("runs.csv") == 1
-    assert "name a file that ends in .jsonl or .parquet" in capsys.readouterr().err
+    assert "must end in .jsonl or .parquet" in capsys.readouterr().err
     assert export("runs.jsonl") == 1
     assert "rolegate.db does not exist; `rolegate serve` creates it" in capsys.readouterr().err
     (folder / "runs.jsonl").mkdir()

@@ -237,11 +237,11 @@ def test_moments_may_be_days_or_hours_ago(text: str, ago: timedelta) -> None:
         (["--address", "127.0.0.1:1"], "no gateway answers at 127.0.0.1:1"),
         (
             ["--certificate", "/nowhere.pem"],
-            "--certificate, --key: cannot read /nowhere.pem: No such file or directory.",
+            "--certificate, --key: cannot read /nowhere.pem (No such file or directory); correct",
         ),
         (
             ["--ca", "/nowhere.pem"],
-            "rolegate: --ca, --certificate, --key: cannot read /nowhere.pem: No such file",
+            "rolegate: --ca, --certificate, --key: cannot read /nowhere.pem (No such file",
         ),
     ],
 )
