@@ -64,7 +64,7 @@ key.
 
 
 class StoreClient(AsyncClient):
-    """Client that calls a servicer in this process, without a gateway and a connection."""
+    """Client that calls an `AdminServicer` in this process instead of a gateway."""
 
     def __init__(self, servicer: AdminServicer) -> None:
         self._servicer = servicer
@@ -85,7 +85,7 @@ USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None
 
 
 class AccountOptions(StoreOptions):
-    """Options of commands on keys and tenants, which print JSON with --json."""
+    """Options of those commands on keys and tenants that print JSON with --json."""
 
     json: bool = False
     """Print JSON."""
@@ -161,9 +161,9 @@ def keys(arguments: Sequence[str]) -> int:
 
 
 def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
-    """Run the coroutine function `work` with `options` and a client, and return 0. The client calls
-    the gateway at `options.address`, or else works on the config's store, which is created if it
-    does not exist. Raises `GatewayError`.
+    """Run the coroutine function `work` with a client and `options`, and return 0. The client calls
+    the gateway at `options.address`. Without an address, it uses the config's store directly, which
+    is created if it does not exist. Raises `GatewayError`.
     """
     errors_only()
 
@@ -189,15 +189,16 @@ def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
 
 
 async def _create(client: AsyncClient, options: CreateKeyOptions) -> None:
-    """Create a key, and print it once.
+    """Create a key, and print it. The key cannot be shown again.
 
     Only the key's hash is stored. Clients send the key as `authorization: Bearer rg_…`.
 
-    With --tenant, a caller with the key sees only the runs of that tenant, and spends from its
-    quota. Without --tenant, the key is an operator's key, which sees all tenants. Scopes: `ask`
-    allows asking questions and reading their runs, `documents` allows uploading and deleting
-    documents, `train` allows exporting traces, `operate` allows changing the executor's versions
-    and comparing the ledger with the engines (operators' keys only).
+    With --tenant, a caller with the key sees only the runs of that tenant, and spends from the
+    tenant's quota. Without --tenant, the key is an operator's key, which sees all tenants. Scopes:
+    `ask` allows asking questions and reading their runs, `documents` allows uploading and deleting
+    documents, `train` allows exporting runs with their prompts and outputs, `operate` (operators'
+    keys only) allows changing the executor's versions and comparing the stored token counts with
+    the engines' counters.
 
     Until the first key is created, everybody on this machine may do everything, and other machines
     cannot reach the gateway. From the first key on, every caller needs a key, even after all keys
@@ -212,7 +213,7 @@ async def _rotate(client: AsyncClient, options: RotateKeyOptions) -> None:
     rotated = await client.rotate_key(options.key_id, options.grace)
     _show_created(rotated, options)
     if not options.json:
-        complain(f"It replaces an older key. {_until(rotated.replaced)}")
+        complain(f"The new key replaces an older key. {_until(rotated.replaced)}")
 
 
 def _show_created(

@@ -1,4 +1,6 @@
-"""`rolegate ask` and `rolegate chat`: ask questions; show answers and the steps to them."""
+"""`rolegate ask` and `rolegate chat`: ask questions, and show the answers with the steps that led
+to them.
+"""
 
 import asyncio
 import re
@@ -57,7 +59,7 @@ Terms = TypeVar("Terms", bound=IndexOptions)
 
 
 class GatewayOptions(StoreOptions):
-    """Options of commands that call a running gateway, or without an address, start one."""
+    """Options of commands that call a running gateway, or start one if no address is given."""
 
     timeout: Seconds | None = None
     """End the run after this many seconds (default: the gateway's limit)."""
@@ -70,12 +72,12 @@ class GatewayOptions(StoreOptions):
 
     @property
     def filter(self) -> DocumentFilter:
-        """The filter that `properties` describe. Raises `BadConfig`."""
+        """The filter that `properties` describe. Raises `BadConfig` if one of them is invalid."""
         return document_filter(self.properties)
 
 
 class TermsOptions(GatewayOptions):
-    """Options that the command sends to the gateway with a question or a table."""
+    """Options of commands that ask for an answer or a table."""
 
     request_id: Name = ""
     """Idempotency key: if an earlier request has this ID, return the stored result of that request.
@@ -85,16 +87,17 @@ class TermsOptions(GatewayOptions):
     max_cost_usd: Dollars | None = None
     """Spend at most this many dollars."""
     no_cache: bool = False
-    """Search for every sub-query again, instead of reusing what other runs found for it."""
+    """Search for every sub-query again, instead of reusing the reports that other runs got for it.
+    """
     json: bool = False
     """Print JSON: the result, or with --stream one line for each event."""
 
 
 def terms(options: GatewayOptions, kind: type[Terms]) -> Terms:
-    """Return the options of a command that the client sends with the request.
+    """Return the options that the client sends with a request, as keyword arguments. Options that
+    are not given on the command line are left out.
 
-    `kind`: a `TypedDict` of the client with the names of these options. Options that are not given
-    are left out.
+    `kind`: a `TypedDict` of the client, with the names of the options to return.
     """
     given = {
         name: value
@@ -106,13 +109,12 @@ def terms(options: GatewayOptions, kind: type[Terms]) -> Terms:
 
 @contextmanager
 def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
-    """Yield a client of the gateway at `options.address`, or of a gateway that is started for this
-    command and stops when the context ends. If another gateway already uses the config's store,
-    yield a client of that gateway.
+    """Yield a client of the gateway at `options.address`. Without an address, start a gateway that
+    stops when the context ends, or use the gateway that already uses the config's store.
 
     `progress`: console that shows the steps of the start. Raises `BadConfig` or `BadIndex` if the
-    gateway cannot start, and `StoreInUse` if the store stays in use by a gateway that cannot be
-    reached.
+    gateway cannot start. Raises `StoreInUse` if another gateway uses the store, but does not
+    announce its address before the timeout.
     """
     if options.address is not None:
         with Client(connection(options, options.address)) as running:
@@ -152,7 +154,7 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
 
 
 _STARTING_S = 0.3
-"""Seconds between attempts to start or find a gateway while another one starts with the store."""
+"""Seconds between attempts to start a gateway while another one starts with the same store."""
 
 
 class AskOptions(TermsOptions, kw_only=True):
@@ -196,11 +198,11 @@ Opened = TypeVar("Opened")
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Open `service` and yield its value. Its event loop runs in another thread until the context
-    ends, and then `service` is closed. Exceptions of opening and closing are raised here.
+    """Open `service`, yield its value, and close it when the context ends. Its event loop runs in
+    another thread meanwhile. Exceptions of opening and closing are raised in the caller's thread.
 
-    Ctrl-C while `service` opens or closes is handled by asyncio: it cancels the opening or closing
-    and waits for its end before `KeyboardInterrupt` is raised.
+    If the user presses Ctrl-C while `service` opens or closes, asyncio cancels the opening or
+    closing, waits until it has ended, and raises `KeyboardInterrupt`.
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
@@ -219,7 +221,7 @@ def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Open
 
 
 _HINT = (
-    "A question may refer to the ones before it.\nCommands: /new, /index [NAME ...], /right, "
+    "A question may refer to earlier questions.\nCommands: /new, /index [NAME ...], /right, "
     "/wrong [RIGHT ANSWER], /usage, /help, /quit."
 )
 _ENDS = ("exit", "quit", "/exit", "/quit", ":exit", ":quit", ":q", "/q")
@@ -252,7 +254,7 @@ class ChatOptions(GatewayOptions):
 
 
 def chat(arguments: Sequence[str]) -> int:
-    """Run `rolegate chat` until the input ends; return the exit status.
+    """Run `rolegate chat` until the input ends or the user enters `/quit`; return the exit status.
 
     The chat continues after an error of the gateway, and after Ctrl-C, which cancels the running
     question.
@@ -277,7 +279,7 @@ def chat(arguments: Sequence[str]) -> int:
                     case []:
                         pass
                     case [":right" | ":wrong", *_] if last is None:
-                        say("there is no last answer to rate: ask a question first", "yellow")
+                        say("there is no answer to rate yet: ask a question first", "yellow")
                     case [(":right" | ":wrong") as verdict, *right] if last is not None:
                         client.feedback(
                             last.run_id,
@@ -312,8 +314,8 @@ def chat(arguments: Sequence[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of standard input, stripped, until it ends or a line is `/quit` or a synonym.
-    In a terminal, a prompt is shown, and lines can be edited.
+    """Yield the lines of standard input, without surrounding spaces, until it ends or a line is
+    `/quit` or a synonym. In a terminal, a prompt is shown, and lines can be edited.
     """
     prompt = ""
     if sys.stdin.isatty():

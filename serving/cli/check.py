@@ -41,20 +41,21 @@ class CheckOptions(ConfigOptions):
     """
 
     live: Annotated[bool, exclusive("way")] = False
-    """Probe all models, servers and indexes of the config; vLLM engines are started for the check.
+    """Send small requests to all models, servers and indexes of the config; its vLLM engines are
+    started for that.
     """
     allow_missing: Annotated[bool, exclusive("way")] = False
     """Exit with status 0 even if API keys or packages are missing, or an index must be built."""
     timeout: Seconds = 60.0
-    """Wait this many seconds for each probe."""
+    """Wait at most this many seconds for the result of each request."""
     json: bool = False
     """Print the result as JSON."""
     NEEDS: ClassVar = {"timeout": "live"}
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Run `rolegate check`; return 1 if the config has a problem, something that it needs is
-    missing, or a probe failed.
+    """Run `rolegate check`; return the exit status. It is 1 if the config has a problem, something
+    that it needs is missing, or a probe failed.
     """
     options = parse(CheckOptions, "check", arguments)
     errors_only()
@@ -100,9 +101,9 @@ def check(arguments: Sequence[str]) -> int:
 
 
 def _other_schema(store: str, *, live: bool) -> list[str]:
-    """Return a list with one message if the schema of the store is that of another release or
-    program; else an empty list. PostgreSQL is checked only if `live`, because that needs a
-    connection.
+    """Return a list with one message if the schema of the database at the URL `store` belongs to
+    another release or program; else an empty list. PostgreSQL is checked only if `live`, because
+    that needs a connection.
     """
     file = sqlite_file(store)
     exists = file.exists() and file.stat().st_size > 0 if file else live
@@ -111,8 +112,8 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Return a message for each index that is missing or was built with other settings. An index
-    whose documents the config names has none, because the gateway builds it when it starts.
+    """Return a message for each index that is missing or was built with other settings. Indexes
+    with `documents` in the config are skipped, because the gateway builds them when it starts.
     """
     problems = []
     for name, retrieval in config.all_indexes.items():
@@ -127,17 +128,16 @@ def _not_built(config: Config) -> list[str]:
 
         if manifest.lexical != retrieval.lexical:
             problems.append(
-                f"{key}.lexical: must be {str(manifest.lexical).lower()} for the index in "
-                f"{retrieval.index}; change it, or build the index again."
+                f"{key}.lexical: must be {str(manifest.lexical).lower()}, because the index in "
+                f"{retrieval.index} was built so; change the key, or build the index again."
             )
         elif manifest.lexical and not has_words(manifest):
             problems.append(f"{key}.index: {retrieval.index}: {OUTDATED}")
         embedder = identity_of(retrieval.embedder)
         if manifest.embedder != embedder:
             problems.append(
-                f"retrieval.embedder: is {embedder}, but the index was built with "
-                f"{manifest.embedder} ({key}.index); configure that embedder, or build the index "
-                "again."
+                f"retrieval.embedder: is {embedder}, but the index in {retrieval.index} was built "
+                f"with {manifest.embedder}; configure that embedder, or build the index again."
             )
     return problems
 
@@ -196,8 +196,8 @@ def _show(console: Console, live: LiveCheck) -> None:
 
 
 def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
-    """Return a table of the calls, tokens and dollars of one question by role, each as a range from
-    the typical to the largest possible number.
+    """Return a table with the number of calls, tokens and dollars that one question takes, for each
+    role. Each number is a range, from a typical question to the most expensive one.
     """
     rows = []
     for name, role in roles.items():
@@ -211,8 +211,8 @@ def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
 
 
 def _dollars(roles: Sequence[RoleCheck]) -> str:
-    """Return the typical and the largest price of a question over `roles`; "unknown" if a model has
-    no known price.
+    """Return the cost of one question over `roles` as text: a range from a typical question to the
+    most expensive one, or "unknown" if a model has no known price.
     """
     prices = [role.dollars for role in roles]
     if None in prices:

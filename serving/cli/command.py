@@ -39,7 +39,7 @@ from serving.terminal import complain
 POSITIONAL = Meta(extra={"positional": True})
 """Marks a field that is a positional argument, not an option with a name."""
 CONFIG = Path("rolegate.toml")
-"""Config file that commands use by default, if it exists in the working directory."""
+"""Config file in the working directory that commands use without --config, if it exists."""
 _METAVARS = {IntType: "N", FloatType: "X", CustomType: "PATH"}
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -47,14 +47,16 @@ _Groups: TypeAlias = "defaultdict[str, argparse._MutuallyExclusiveGroup]"
 
 
 def exclusive(group: str) -> Meta:
-    """Return a mark for mutually exclusive options: a command line may have one of each `group`."""
+    """Return a mark for mutually exclusive options. A command line may contain at most one option
+    of each `group`.
+    """
     return Meta(extra={"group": group})
 
 
 def reads(read: Callable[[str], object], metavar: str) -> Meta:
-    """Return a mark for an option whose text `read` converts to a value. `read` raises
-    `argparse.ArgumentTypeError` or `BadConfig` for invalid text. `metavar`: the value's name in the
-    help.
+    """Return a mark for an option whose text is converted to a value by `read`, which raises
+    `argparse.ArgumentTypeError` or `BadConfig` for invalid text. `metavar`: name of the value in
+    the help.
     """
     return Meta(extra={"type": read, "metavar": metavar})
 
@@ -71,12 +73,13 @@ def run_subcommand(
     arguments: Sequence[str],
     run: Callable[[Callable[..., Any], Any], int | None] = lambda work, options: work(options),
 ) -> int:
-    """Run the subcommand of `rolegate GROUP` that `arguments` name; return its exit status.
+    """Run the subcommand of `rolegate GROUP` that `arguments` begin with; return its exit status.
 
-    `about`: description of the group. `commands`: subcommands by name. The docstring of a function
-    is the help of its subcommand, and the type of its parameter `options` defines the options. For
-    a subcommand that the caller runs itself, the value is its summary. `run`: called with a
-    subcommand's function and options; by default it calls the function with the options.
+    `about`: description of the group. `commands`: functions by the name of their subcommand. The
+    docstring of a function is the help of its subcommand, and the type of its parameter `options`
+    defines the options. A text instead of a function is the summary of a subcommand that the caller
+    runs itself. `run`: called with the function and its options; by default it calls the function
+    with the options.
     """
     summaries = {name: _summary(command) for name, command in commands.items()}
     chosen = chosen_command(group, about, summaries, arguments)
@@ -87,7 +90,7 @@ def run_subcommand(
 
 
 def run_async(work: Callable[[Any], Coroutine[Any, Any, Any]], options: Any) -> Any:
-    """Run a coroutine function with `options`, and return its result."""
+    """Run the coroutine function `work` with `options` in a new event loop; return its result."""
     return asyncio.run(work(options))
 
 
@@ -95,8 +98,8 @@ def chosen_command(
     group: str, about: str | None, summaries: Mapping[str, str], arguments: Sequence[str]
 ) -> str:
     """Return the name of the subcommand of `rolegate GROUP` that `arguments` begin with.
-    `summaries`: what `--help` says about each subcommand, by its name. Exits the process after
-    `--help`, and for an unknown subcommand.
+    `summaries`: line of `--help` on each subcommand, by the subcommand's name. Exits the process
+    after `--help`, and for an unknown subcommand.
     """
     parser = new_parser(group, about)
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -122,8 +125,8 @@ def parse(
     """Return the arguments of `rolegate COMMAND` as a struct of type `options`. `about`: the
     command's description (default: the struct's docstring).
 
-    The struct may have a class variable `NEEDS`, which maps an option to another option without
-    which it has no effect. The first is then refused without the second.
+    The struct may have a class variable `NEEDS`. It maps the name of an option to the name of
+    another option, without which the first has no effect and is refused.
 
     Raises `BadConfig` for a value that its field does not accept. Exits the process, as argparse
     does, after `--help` and for unknown, missing or badly written options.
@@ -144,7 +147,7 @@ def parse(
         if values.get(option) and not values.get(needed):
             # A positional argument is shown by its metavar, as in the help
             shown = {each.dest: (*each.option_strings, each.metavar) for each in parser._actions}
-            parser.error(f"{shown[option][0]} has no effect without {shown[needed][0]}")
+            parser.error(f"{shown[option][0]} has no effect without {shown[needed][0]}; give both")
     if "config" in groups:
         preset_name = values.pop("preset", None)
         if not any(option.dest in values for option in groups["config"]._group_actions):
@@ -161,8 +164,8 @@ def parse(
 
 
 def new_parser(command: str, about: str | None) -> argparse.ArgumentParser:
-    """Return the parser of `rolegate COMMAND`. Options that a command line does not give are left
-    out of the parsed namespace, so that the defaults are those of the struct.
+    """Return the parser of `rolegate COMMAND`. The parsed namespace contains only the options that
+    the command line gives, so that the struct's defaults apply to the others.
     """
     return argparse.ArgumentParser(
         prog=f"rolegate {command}",
@@ -188,9 +191,9 @@ def _add_config(group: argparse._MutuallyExclusiveGroup) -> None:
 
 
 def _default_config(name: str | None) -> Path:
-    """Return the config file to use without --config: the file of the preset `name`. Without a
-    name, it is `rolegate.toml` in the working directory, or else that of the demo, and a line on
-    standard error says which. Raises `BadConfig` for an unknown preset.
+    """Return the config file to use without --config: the file of the preset `name`. If `name` is
+    None, return `rolegate.toml` in the working directory if it exists, else the file of the preset
+    `mini`, and print on standard error which of the two. Raises `BadConfig` for an unknown preset.
     """
     if name is None and CONFIG.is_file():
         complain(f"rolegate: the config is {CONFIG.resolve()}")
@@ -239,7 +242,9 @@ def _add_option(
 
 
 def _value_settings(kind: Type, default: object) -> dict[str, Any]:
-    """Return the settings of `add_argument` that follow from a field's type."""
+    """Return the arguments of `add_argument` that follow from the type of a field, such as
+    `choices`. `default`: the field's default.
+    """
     if isinstance(kind, BoolType) and default is False:
         return {"action": "store_true"}
     if isinstance(kind, BoolType) and default is NODEFAULT:

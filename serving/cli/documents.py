@@ -36,8 +36,8 @@ class UploadOptions(JSONConnectionOptions, kw_only=True):
     name: Name = ""
     """Store the file under this name, such as contracts/acme.pdf (default: the file's name)."""
     wait: bool = False
-    """Wait until searches find the documents. Show those that could not be read; the exit status is
-    then 1.
+    """Wait until searches find the documents. If some could not be read, show them, and exit with
+    status 1.
     """
 
 
@@ -67,7 +67,7 @@ def documents(arguments: Sequence[str]) -> int:
 def _upload(client: Client, options: UploadOptions) -> bool:
     """Upload files; a file replaces a document of the same name."""
     if options.name and len(options.files) > 1:
-        raise BadConfig("--name: applies to a single file; upload one file at a time.")
+        raise BadConfig("--name: names a single file, but several are given; upload one at a time.")
     for number, file in enumerate(options.files, 1):
         wait = options.wait and number == len(options.files)
         document = client.upload(file, options.name, wait=wait)

@@ -1,4 +1,4 @@
-"""Formatting of what commands print: tables and their cells, counts, and plain lines."""
+"""Format and print the output of commands: tables, cells of tables, counts, and plain lines."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,8 +12,9 @@ from rich.text import Text
 def new_table(
     columns: Iterable[Column | str], rows: Iterable[Iterable[object]] = (), *, texts: int = 1
 ) -> Table:
-    """Return a table of `rows` in the style of all commands. `texts`: number of columns, from the
-    left, that hold text and are aligned left; the others hold figures and are aligned right.
+    """Return a table of `rows` in the style that all commands use. `texts`: number of columns that
+    hold text. These come first, and are aligned left; the others hold figures, and are aligned
+    right.
     """
     table = Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number, column in enumerate(table.columns):
@@ -25,7 +26,9 @@ def new_table(
 
 
 def cell(value: object) -> Text:
-    """Return a value as the text of a table's cell: counts with commas, "–" for an empty value."""
+    """Return a value as the text of a table's cell, such as "1,234", "yes", or "–" for an empty
+    value. A dictionary with mean, low and high becomes a mean with its interval.
+    """
     if isinstance(value, Text):
         return value
     shown = str(value)
@@ -59,8 +62,8 @@ def print_line(
     indent: int = 0,
     style: str = "",
 ) -> None:
-    """Print `text`, each of its lines indented by `indent` spaces. Markup of rich in it is shown,
-    not applied.
+    """Print `text` with each of its lines indented by `indent` spaces. Brackets in the text are
+    printed, and not interpreted as rich's markup. `style`: a style of rich, such as `dim`.
     """
     console.print(Padding(Text(text, style), (0, 0, 0, indent), expand=False))
 

@@ -62,7 +62,7 @@ class EmbedderOptions(Options):
     embedder_model: Name | None = None
     """Name of the embedding model at --embedder-url."""
     embedder_dimension: int | None = None
-    """Dimension of the vectors of --embedder-model."""
+    """Number of components of the vectors that --embedder-model returns."""
     embedder_key_env: Name | None = None
     """Environment variable that holds the API key of --embedder-url."""
     query_prefix: str = ""
@@ -72,7 +72,7 @@ class EmbedderOptions(Options):
 
 
 def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
-    """Return the settings of the embedder that the options choose."""
+    """Return the options as a section `[retrieval.embedder]` of a config."""
     return EmbedderConfig(
         base_url=options.embedder_url,
         model=options.embedder_model,
@@ -88,7 +88,7 @@ class BuildOptions(EmbedderOptions, kw_only=True):
 
     config: Path
     paths: Annotated[tuple[Path, ...], POSITIONAL] = ()
-    """Files and folders to index."""
+    """Files and folders to index (default: the documents that the config names)."""
     out: Folder | None = None
     """Write the index to this folder; needed with PATHS."""
     index: Name = DEFAULT_INDEX
@@ -100,7 +100,8 @@ class BuildOptions(EmbedderOptions, kw_only=True):
     lexical: bool = False
     """Also store word statistics, so that searches can combine BM25 with vector search."""
     ray: str | None = None
-    """Run MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of the head node.
+    """Embed with MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of the head
+    node (default: embed in this process).
     """
     json: bool = False
     """Print the result as JSON."""
@@ -115,7 +116,7 @@ class AdoptOptions(EmbedderOptions, kw_only=True):
     """Options of `index adopt`."""
 
     faiss: File
-    """File of the index, written by faiss.write_index."""
+    """FAISS file with the vectors, written by faiss.write_index."""
     corpus: Annotated[Path, shown_as("FILE.jsonl")]
     """File of the indexed texts (JSON lines), in the order of the vectors."""
     out: Folder
@@ -134,17 +135,17 @@ def index(arguments: Sequence[str]) -> int:
 
 
 def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
-    """Return the retrieval settings to build with, and the vLLM engines that the embedder may run
-    on. If the options give PATHS, the settings are those of the options; otherwise, those of the
-    config. Raises `BadConfig`.
+    """Return the settings of the index to build, and the vLLM engines that its embedder may run on.
+    If PATHS are given, the settings come from the options; otherwise, they come from the config.
+    Raises `BadConfig` if the options contradict each other or the config.
     """
     if options.paths:
         if options.out is None:
-            raise BadConfig("--out: missing; name the folder of the index.")
+            raise BadConfig("--out: missing; with PATHS, name the folder to write the index to.")
         if options.index != DEFAULT_INDEX:
             raise BadConfig(
-                "--index: cannot be combined with PATHS, which are indexed into the folder --out; "
-                "leave PATHS or --index out."
+                "--index: names an index of the config, but PATHS are indexed into the folder "
+                "--out; leave out --index or PATHS."
             )
         retrieval = RetrievalConfig(
             index=str(options.out),
@@ -159,7 +160,9 @@ def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, Eng
     key = place_of(options.index)
     named = config.all_indexes.get(options.index)
     if named is None:
-        raise BadConfig(f"--index {options.index}: the config has no table [{key}]; add it.")
+        raise BadConfig(
+            f"--index {options.index}: the config has no table [{key}]; add it, or name another."
+        )
     if not named.documents:
         raise BadConfig(
             f"{key}.documents: the config names no documents; add them, or give PATHS and --out."
@@ -172,18 +175,18 @@ async def _build(options: BuildOptions) -> None:
 
     Read files and folders (text, Markdown, HTML, PDF, office documents, mail, CSV, JSON), split the
     texts into passages at sentence ends, and embed the passages. Without PATHS, the documents and
-    all other settings are those of the config. An interrupted build continues where it stopped. A
-    running gateway that serves the index switches to the new one by itself.
+    all other settings are those of the config. An interrupted build continues where it stopped.
+    Running gateways that serve the index switch to the new one by themselves.
 
     A file that cannot be read, or takes too much time or memory, is reported and skipped. So is a
-    symbolic link that leads out of its folder. Rows of JSON lines and Parquet have the form
-    {"id", "title", "text"} or {"id", "contents"}.
+    symbolic link that leads out of its folder. Rows of JSON lines and Parquet must have the fields
+    "id", "title" and "text", or "id" and "contents".
     """
     config, engines = _retrieval(options)
     if options.ray and not config.embedder.in_process:
         raise BadConfig(
-            "--ray: works only with the embedder MiniLM, but the config names another embedder; "
-            "leave --ray out."
+            "--ray: works only with the default embedder MiniLM, but another embedder is "
+            "configured; leave --ray out, or configure no other embedder."
         )
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:
@@ -195,7 +198,7 @@ async def _build(options: BuildOptions) -> None:
 
 
 class _MiniLMOnRay(MiniLM):
-    """MiniLM on the workers of a Ray cluster, each of which embeds `BATCH` texts at a time."""
+    """MiniLM on the workers of a Ray cluster. Each worker embeds `BATCH` texts at a time."""
 
     def __init__(self, workers: Any) -> None:
         super().__init__()
@@ -271,10 +274,10 @@ def _for_programs(built: Built) -> dict[str, object]:
 
 
 async def _adopt(options: AdoptOptions) -> None:
-    """Adopt a FAISS index that another program built, with its corpus.
+    """Adopt a FAISS index that another program built, together with its texts.
 
-    Row n of the corpus must hold the text of vector n. A few passages are embedded again, to check
-    that the index was built with the embedder that the options choose.
+    Row n of --corpus must hold the text of vector n in --faiss. A few texts are embedded again, to
+    check that the vectors were computed by the embedder that the options choose.
     """
     async with open_embedder(embedder_config(options), {}, print) as embedder:
         manifest = await asyncio.to_thread(
@@ -289,7 +292,7 @@ async def _adopt(options: AdoptOptions) -> None:
 
 
 _GRACE_S = 10.0
-"""Seconds that running requests have to finish when the server stops."""
+"""Max seconds that running requests get to finish when the server stops."""
 
 
 class RetrieveOptions(EmbedderOptions, kw_only=True):
@@ -302,11 +305,11 @@ class RetrieveOptions(EmbedderOptions, kw_only=True):
     http: HostPort = "127.0.0.1:50553"
     """Listen for HTTP at this address."""
     http_host: tuple[str, ...] = ()
-    """Accept HTTP requests for this host, in addition to IP addresses, localhost and the host of
-    --http.
+    """Accept HTTP requests that are sent to this host name, in addition to IP addresses, localhost
+    and the host of --http.
     """
     top_k: int = 3
-    """Return this many passages if a request does not set a number."""
+    """Return this many passages for a query if the request does not set a number."""
 
 
 def retrieve(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""`rolegate init`: write a config from one of the presets and the answers to a few questions."""
+"""`rolegate init`: write a config, made from a preset and the user's answers to a few questions."""
 
 import os
 import re
@@ -51,7 +51,7 @@ class InitOptions(Options):
     embedder_url: Value | None = None
     """Base URL of the embedder: an OpenAI-compatible address that ends in /v1."""
     embedder_dimension: Value | None = None
-    """Length of the embedder's vectors; see its model card."""
+    """Number of components of the embedder's vectors; see its model card."""
     documents: Annotated[tuple[str, ...], shown_as("VALUE")] = ()
     """Files and folders that the gateway searches to answer questions."""
     out: File = CONFIG
@@ -72,14 +72,15 @@ def init(arguments: Sequence[str]) -> int:
 
 
 def _write(options: InitOptions, *, asking: bool) -> Config:
-    """Write the config file and return its config. `asking`: ask for each setting whose option is
-    not given. Raises `BadConfig`, and writes nothing, if the config would have problems.
+    """Write the config file, and return the config in it. `asking`: ask the user for each setting
+    whose option is not given. If the config would have problems, raise `BadConfig` and write no
+    file.
     """
     questions = field_docs(InitOptions)
 
     def settled(name: str, default: object, choices: list[str] | None = None) -> str:
-        """Return the value of the option `name`. If it is not given, ask the user, or return
-        `default` if not `asking`. A setting whose default is None is not asked for.
+        """Return the value of the option `name`. If the option is not given, ask the user, and
+        offer `default`. If not `asking` or if `default` is None, return the default instead.
         """
         answer = getattr(options, name) or None
         if answer is None and asking and default is not None:
@@ -127,8 +128,8 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
 def _fill_roles(document: dict[str, Any], answers: Mapping[str, str]) -> None:
     if not re.fullmatch("[A-Z_][A-Z0-9_]*|", answers["key_env"]):
         raise BadConfig(
-            "--key-env: must be the name of an environment variable, in capitals; put the key into "
-            "that variable."
+            "--key-env: must be the name of an environment variable in capitals, such as "
+            "OPENAI_API_KEY; put the key into that variable."
         )
     for name, role in _ROLES.items():
         table = document["roles"][role]

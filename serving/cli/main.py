@@ -37,23 +37,24 @@ _COMMANDS = {
     "retrieve": "serve an index to other processes",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Modules of the commands that have no module of the same name. The command `keys` is the function
-`keys` in its module. A module is imported only when one of its commands is called.
+"""Modules of the commands that have no module of the same name. Each command is the function of its
+name in its module. A module is imported only when one of its commands is called.
 """
 _GROUP = "rolegate.commands"
-"""Group of entry points with which packages that import this one add commands. Each entry point is
-a function of the command-line arguments, and is loaded only when its command is called.
+"""Group of entry points by which other packages add commands. Each entry point is a function that
+takes the command-line arguments and returns the exit status. It is loaded only when its command is
+called.
 """
 _ABOVE = {
     "sft": "train the executor on logged runs",
     "bench": "measure answers and what they cost",
 }
-"""Summaries of the commands that other packages of this project add by `_GROUP`."""
+"""Summaries of the commands that the packages `executor_sft` and `benchmarks` add by `_GROUP`."""
 
 
 def _silence_libraries() -> None:
-    """Discard the standard error stream from now on, because C++ libraries write reports of leaks
-    to it when Python exits.
+    """Discard all further output to standard error, because C++ libraries report leaks there when
+    Python exits.
     """
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -27,8 +27,8 @@ _Index = Annotated[
 _Filter = Annotated[
     list[str],
     Field(
-        description="Properties of the documents to search: title=TEXT, author=TEXT, path=PREFIX, "
-        "tag=TAG, date=2026-11, date>=2026-11-21, date<=2026."
+        description="Search only documents with these properties: title=TEXT, author=TEXT, "
+        "path=PREFIX, tag=TAG, date=2026-11, date>=2026-11-21, date<=2026."
     ),
 ]
 _NONE: list[Any] = []
@@ -108,13 +108,17 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
         question: Annotated[str, Field(description="Description of the rows, in plain words.")],
         columns: Annotated[
             list[str],
-            Field(description="Column names; `city*` is a key, `founded:integer` holds integers."),
+            Field(
+                description="Column names. A * marks a key column, which tells rows apart, as in "
+                "`city*`. A type may follow a colon, as in `founded:integer`."
+            ),
         ],
         context: Context[Any, Any],
         rows: Annotated[
-            list[list[str]], Field(description="Known rows; their empty cells are filled.")
+            list[list[str]],
+            Field(description="Known rows: one text per column. Empty texts are filled."),
         ] = _NONE,
-        closed: Annotated[bool, Field(description="Only fill `rows`; find no others.")] = False,
+        closed: Annotated[bool, Field(description="Fill only `rows`; add no rows.")] = False,
         *,
         index: _Index = _NONE,
         filter: _Filter = _NONE,
@@ -173,8 +177,8 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
 
 
 async def _followed(stream: AsyncStream[Any], context: Context[Any, Any]) -> Any:
-    """Report the events of a stream as the progress of the tool call; return the run's result,
-    which the last event holds.
+    """Report the events of a run as the progress of the tool call; return the run's result.
+    `stream`: the events, the last of which contains the result.
     """
     async with stream as events:
         async for event in events:

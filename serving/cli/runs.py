@@ -41,7 +41,8 @@ class ListOptions(PeriodOptions):
     key_id: str = ""
     """Show only runs of the API key with this ID, as in `keys list`."""
     unsupported: bool = False
-    """Show only answers that have names or numbers which no cited evidence contains."""
+    """Show only answers that contain a name or a number that their cited evidence does not contain.
+    """
     json: bool = False
     """Print one line of JSON for each run."""
 
@@ -177,8 +178,8 @@ def _show_details(client: Client, details: pb.GetRunResponse, *, prompts: bool) 
 
 
 def _show_trace(console: Console, run: Run, *, prompts: bool) -> None:
-    """Print the sub-queries of each round with their searches and reports. `prompts`: also print
-    the prompts and outputs of all models.
+    """Print the sub-queries of each round with their searches and reports. `prompts`: whether to
+    print the prompts and outputs of all models, too.
     """
     result = run.result
     executions: Sequence[Execution] = getattr(result, "executions", ())
@@ -209,9 +210,9 @@ def _show_execution(
     *,
     prompts: bool,
 ) -> None:
-    """Print an execution, that is the work on one sub-query: its result, searches and evidence. For
-    the execution of a manager, also print those of its workers. If another manager was asked first
-    and passed the sub-query on, print that manager's execution before it.
+    """Print an execution (the work on one sub-query): its result, searches and evidence. Before the
+    execution of a manager, print the execution of another manager that passed the sub-query on to
+    it; below it, print the executions of its workers. `number`: printed before the sub-query.
     """
     report = execution.report
     if execution.before:
@@ -264,8 +265,8 @@ def _resume(client: Client, options: ResumeOptions) -> None:
     """Resume a question or a table whose gateway stopped or was killed during the run.
 
     A new run starts, which reuses the completed model calls and searches of the interrupted run.
-    That run must be at most an hour old, and its gateway must be running again. What it spent
-    counts against the budget of the new run.
+    The interrupted run must be at most an hour old, and its gateway must be running again. The
+    tokens and dollars that it spent count against the limits of the new run.
     """
     is_table = _is_table(client, options)
     if is_table:
@@ -292,7 +293,9 @@ def _follow(
     *,
     is_table: bool,
 ) -> None:
-    """Show the events of a run until it ends, then its result."""
+    """Show the events of a run until it ends, then its result. `is_table`: True if the run fills a
+    table, False if it answers a question.
+    """
     progress = Console(stderr=True, quiet=options.json)
     kind = TableView if is_table else AnswerView
     view = kind(Console(), progress, stream=True, as_json=options.json)

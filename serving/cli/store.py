@@ -55,11 +55,11 @@ async def opened_store(
     make: bool = False,
     on_missing: Callable[[list[int]], None] = lambda _numbers: None,
 ) -> AsyncIterator[Database]:
-    """Open the store that a config file names, and yield its database. The rest of the config need
-    not be valid on this machine.
+    """Open the store that a config file names, and yield its database. The other settings of the
+    config are not checked, so its models and indexes may be missing on this machine.
 
     `make`: create the store if it does not exist; if False, a missing store raises `BadConfig`.
-    `on_missing`: called with the numbers of missing segments of the write-ahead log.
+    `on_missing`: called with the numbers of missing segments (files) of the write-ahead log.
     """
     server = read_config(config).server
     if not make:
@@ -79,7 +79,7 @@ class RowsOptions(JSONConfigOptions, kw_only=True):
     """Options of commands that copy the rows of the store."""
 
     file: Annotated[Path, POSITIONAL]
-    """File of JSON lines; `export` fails if the file exists."""
+    """File of JSON lines to read or write. It must not exist yet if it is written."""
 
 
 class RestoreOptions(ConfigOptions):
@@ -100,7 +100,7 @@ class UpgradeOptions(JSONConfigOptions):
 
 def store(arguments: Sequence[str], release: Release = THIS) -> int:
     """Run `rolegate store`; return the exit status, which is 1 if `check` finds a problem, or
-    `upgrade --check` finds a step to do. `release`: the schema to upgrade to.
+    `upgrade --check` finds that an upgrade is needed. `release`: the release to upgrade to.
     """
 
     async def upgrading(options: UpgradeOptions) -> int:
@@ -141,7 +141,7 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
 
 
 def _see_file(url: str) -> None:
-    """Raise `BadConfig` if `url` is that of a SQLite file that is empty or does not exist."""
+    """Raise `BadConfig` if `url` names a SQLite file that is empty or does not exist."""
     if (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
         raise BadConfig(
             f"server.store: {file} {'is empty' if file.exists() else 'does not exist'}; "
@@ -153,14 +153,14 @@ async def _check(options: JSONConfigOptions) -> int:
     """Verify the integrity of the store.
 
     Check the database itself. Then check that the trace of every run can be read, and that it
-    agrees with the stored run and the stored calls. A gateway may continue to write meanwhile.
+    agrees with the rows of the run and of its calls. A gateway may continue to write meanwhile.
     """
     missing = list[int]()
     async with opened_store(options.config, on_missing=missing.extend) as database:
         with _progress("checking runs") as on_progress:
             checked = await check(database, on_progress)
     checked.problems[:0] = [
-        Problem("log", f"segment {number} is missing: runs that only it contained are lost")
+        Problem("log", f"segment {number} is missing: runs that were stored only there are lost")
         for number in missing
     ]
     verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
@@ -178,9 +178,9 @@ async def _check(options: JSONConfigOptions) -> int:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar, and yield a function that updates it. The function is called with the
-    number of items so far and, if known, the number of all items. Once the context has ended, it
-    raises `InterruptedError`, so that a thread that still calls it stops.
+    """Show a progress bar, and yield a function that updates the bar. Its arguments are the number
+    of finished items and, if known, the number of all items. After the end of the context, the
+    function raises `InterruptedError`, so that a thread that still calls it stops.
     """
     stopped = Event()
     with progress_bar() as bar:
@@ -200,18 +200,18 @@ def _progress(title: str) -> Iterator[Callable[..., None]]:
 async def _back_up(options: BackupOptions) -> None:
     """Copy a SQLite store into one file.
 
-    The copy holds every answer that clients have received so far, and needs no log folder. A
-    gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
+    The copy contains every answer that clients have received so far, and can be restored without
+    the log folder. A gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
     """
     await _copied(options, "copying", lambda database, file, _: database.copy(file))
     print(f"{options.file}: {options.file.stat().st_size:,} bytes")
 
 
 async def _export_all(options: RowsOptions) -> None:
-    """Write the whole store into a file of JSON lines, which any other store can import.
+    """Write the whole store into a file of JSON lines, which any empty store can import.
 
-    The file holds every answer that clients have received so far. A gateway may continue to write
-    meanwhile.
+    The file contains every answer that clients have received so far. A gateway may continue to
+    write meanwhile.
     """
     rows = await _copied(
         options,
@@ -224,8 +224,8 @@ async def _export_all(options: RowsOptions) -> None:
 async def _copied(
     options: BackupOptions | RowsOptions, title: str, copy: Callable[..., Awaitable[Any]]
 ) -> Any:
-    """Let `copy` write the store to a new file, and return the result of `copy`. Raises `BadConfig`
-    if the file exists or cannot be written.
+    """Let `copy` write the store to the new file `options.file`, and return the result of `copy`.
+    `title`: label of the progress bar. Raises `BadConfig` if the file exists or cannot be written.
     """
     file = options.file
     if file.exists():
@@ -237,7 +237,7 @@ async def _copied(
 
 
 async def _import_all(options: RowsOptions) -> None:
-    """Fill an empty store from a file of `rolegate store export`.
+    """Fill an empty store from a file that `rolegate store export` wrote.
 
     Either all rows of the file are imported, or none.
     """
@@ -264,7 +264,7 @@ async def _restore(options: RestoreOptions) -> None:
         raise BadConfig("server.store: is not a SQLite file; use pg_restore for PostgreSQL.")
     file = file.resolve()
     log = Path(server.log or default_log(file))
-    # `replacing` ends first, so the copy has its name before the log is unlocked.
+    # `replacing` is closed first, so the copy has its final name before the log is unlocked
     with RunLog.open(log), replacing(file) as unfinished:
         end = await restore(options.file, unfinished, file, log, force=options.force)
     print(f"{file}: restored from {options.file}")
@@ -273,7 +273,8 @@ async def _restore(options: RestoreOptions) -> None:
 
 
 _GROUP_CHARS = 32_000_000
-"""Characters of traces after which a row group of Parquet is written; it is held in memory before.
+"""Rows are held in memory until their traces have this many characters. Then they are written to
+the Parquet file as one row group.
 """
 
 
@@ -329,8 +330,8 @@ class ExportOptions(StoreOptions, kw_only=True):
     out: File
     """Write to this file, which ends in .jsonl or .parquet (needs the extra `datasets`)."""
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
-    """Form of the rows (default: one row per run). rl, for reinforcement learning, writes one row
-    per agent of each answer and table, with the reward of the run. It needs .jsonl, and implies
+    """Form of the rows (default: one row per run). With rl, for reinforcement learning, each agent
+    of an answer or a table gets a row, with the reward of the run. Needs a .jsonl file, and implies
     --training.
     """
     force: bool = False
@@ -362,7 +363,7 @@ def export(arguments: Sequence[str]) -> int:
         return 0
     except OSError as error:
         raise BadConfig(
-            f"--out {options.out}: cannot be written: {error.strerror or error}."
+            f"--out {options.out}: not written ({error.strerror or error}); name another file."
         ) from error
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,6 @@
-"""`rolegate table`: let a gateway fill a table, show the progress, and print or write the table."""
+"""`rolegate table`: let a gateway fill a table, show the progress, and print the table or write it
+to a file.
+"""
 
 import re
 from collections import defaultdict
@@ -32,7 +34,7 @@ _FILES = (".md", ".csv", ".tsv", ".xlsx", ".json")
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
 _NOTHING = " (no lookup found a value: see `rolegate runs show RUN`)"
 _MAX_NAMED = 20
-"""Max cells that a line names."""
+"""Max names of cells or rows in a line of output."""
 _EVERY_S = 10.0
 """Seconds between two progress lines if the output is not a terminal."""
 
@@ -128,8 +130,8 @@ def _columns(text: str) -> Sequence[pb.Column]:
 
 
 def _with_lines(text: str, file: Path | None, lines: Sequence[int]) -> str:
-    """Return an error text of the gateway in which each `rows[N]` is replaced by the row's line in
-    the file of --rows.
+    """Return an error message of the gateway in which each `rows[N]` is replaced by the file of
+    --rows and the row's line number. `lines`: line number of each row; empty without --rows.
     """
     if not lines:
         return text
@@ -138,7 +140,7 @@ def _with_lines(text: str, file: Path | None, lines: Sequence[int]) -> str:
 
 @dataclass
 class TableView(RunView):
-    """Shows a run that fills a table: progress while it runs, and the table at the end."""
+    """Shows a run that fills a table: its progress, and at the end the table."""
 
     doing = "filling"
     _rows: set[str] = field(default_factory=set, init=False)
@@ -147,9 +149,9 @@ class TableView(RunView):
     _due: float = field(default=0.0, init=False)
 
     def so_far(self, event: pb.StreamTableResponse) -> str:
-        """Return the progress after an event as one line: the number of rows, the running
-        sub-queries and the row that changed last. If the output is no terminal, also print the line
-        every ten seconds.
+        """Return the progress after an event as one line: the number of rows, the number of running
+        sub-queries, and the row that changed last. If the output is not a terminal, also print such
+        a line every ten seconds.
         """
         self._under_way += event.HasField("sub_query_dispatched") - event.HasField("reported")
         changed = event.row_changed
@@ -166,7 +168,7 @@ class TableView(RunView):
         return line
 
     def show_result(self, table: Table) -> None:
-        """Print the table, the cells that should be checked, and the cost. If the output is no
+        """Print the table, the cells that should be checked, and the cost. If the output is not a
         terminal, print the table as Markdown.
         """
         message = table.message
@@ -203,7 +205,9 @@ class TableView(RunView):
 
 
 def _shown(cell: pb.Cell) -> Text:
-    """Return the value of a cell, in yellow if it should be checked."""
+    """Return the value of a cell, in yellow if it should be checked. For an empty cell, return a
+    mark or a word that says why it is empty.
+    """
     if not cell.value:
         return Text(_ABSENT.get(cell.state, ""), "dim")
     doubtful = (
@@ -216,8 +220,8 @@ def _shown(cell: pb.Cell) -> Text:
 
 
 def _not_stated(cell: pb.Cell) -> bool:
-    """Return whether no passage states the value of this cell for its row. A passage may contain
-    the value, but about something else.
+    """Return True if no passage states the value of this cell for its row. A passage may still
+    contain the value in a sentence about something else. False for values that the client gave.
     """
     return cell.state != pb.CELL_STATE_GIVEN and cell.support in (
         pb.SUPPORT_VALUE_ONLY,
@@ -230,9 +234,10 @@ def _membership(table: pb.Table, row: pb.Row) -> str:
 
 
 def _to_check(table: pb.Table) -> Sequence[str]:
-    """Return lines on what should be checked: one for each ignored condition, row with an unchecked
-    condition, and cell whose sources disagree; and one for each other kind of doubt, with the
-    number of cells, and the row and column of the first of them.
+    """Return lines of text on everything in a table that should be checked. There is a line for
+    each ignored condition, each row with an unchecked condition, and each cell whose sources
+    disagree. For every other kind of doubt there is one line, with the number of cells and the
+    names of the first of them.
     """
     lines = [f"condition ignored: {text}" for text in table.ignored_conditions]
     if names := table.completeness.left_out:

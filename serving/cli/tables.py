@@ -1,4 +1,6 @@
-"""Terminal output of runs, answers, model calls, tokens, cost and executor versions."""
+"""Tables and texts with which commands show runs, answers, model calls, tokens, cost and executor
+versions.
+"""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -36,20 +38,20 @@ from serving.cli.options import json_of
 
 
 def word(kind: EnumTypeWrapper, value: Any) -> str:
-    """Return the name of an enum's value in lower-case words, without the enum's own name. For
-    `TABLE_OUTCOME_FILLED` return "done", because such a table may still have empty cells.
+    """Return the name of an enum's value in lower-case words, without the enum's name before it.
+    For `TABLE_OUTCOME_FILLED` return "done", because such a table may still have empty cells.
     """
     name = kind.Name(value).removeprefix(kind.Name(0).removesuffix("UNSPECIFIED"))
     return "done" if name == "FILLED" else name.lower().replace("_", " ")
 
 
 TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
-"""Formats of the start of a time bucket, by the size of the bucket."""
+"""Formats for the start of a time bucket (an hour, a day or a month), by the size of the bucket."""
 
 
 def usage_table(usage: Iterable[RoleUsage]) -> Table:
     """Return a table of tokens and cost: a row for each role and model (and manager, if there are
-    any), and a last row with the sums. `usage`: rows of any number of answers.
+    any), and a last row with the sums. `usage`: the usage of one or more answers.
     """
     groups = defaultdict[tuple[Any, str, str], list[RoleUsage]](list)
     for row in usage:
@@ -64,9 +66,9 @@ def usage_table(usage: Iterable[RoleUsage]) -> Table:
 
 
 def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | None = None) -> Table:
-    """Return a table of tokens and cost: a row for each group, and a last row with the sums. `by`:
-    columns that tell groups apart, as `labels` names them. `bucket`: size of time buckets, a key of
-    `TIMES`; None if the rows have no times.
+    """Return a table of tokens and cost: a row for each of `rows`, and a last row with the sums.
+    `by`: properties to show in each row, as `labels` names them. `bucket`: size of the time
+    buckets, a key of `TIMES`; None if the rows have no times.
     """
     sums = [row.usage for row in rows]
     wasted = any(row.wasted_tokens for row in sums)
@@ -85,8 +87,9 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 
 def labels(row: UsageRow) -> dict[str, str]:
-    """Return the values that a row of usage is grouped by, such as tenant and role, by the names
-    that options and tables use. Values that the row is not grouped by are empty.
+    """Return the properties by which a row of usage is grouped, such as tenant and role. The keys
+    are the names that --by and the tables use. Properties by which the row is not grouped are
+    empty.
     """
     role = word(Role, row.usage.role) if row.usage.role else ""
     return {
@@ -100,7 +103,9 @@ def labels(row: UsageRow) -> dict[str, str]:
 
 
 def total(usage: Iterable[RoleUsage]) -> RoleUsage:
-    """Return one sum over all rows. A figure that is unknown in every row stays unset."""
+    """Return the sums of all figures over the rows of `usage`. A figure that is unknown in every
+    row is not set.
+    """
     sums = RoleUsage()
     for row in usage:
         for field, count in row.ListFields():
@@ -110,8 +115,8 @@ def total(usage: Iterable[RoleUsage]) -> RoleUsage:
 
 
 def _cost(calls: RoleUsage | UpstreamCall, attempts: int, unknown: int) -> str:
-    """Return the cost of a number of attempts as dollars. `unknown`: number of attempts without a
-    known cost.
+    """Return the cost of one or more attempts as text, in dollars. `attempts`: number of attempts.
+    `unknown`: number of attempts without a known cost.
     """
     if not calls.HasField("cost_nano_usd"):
         return "unknown" if attempts else "$0"
@@ -152,8 +157,9 @@ _MARKS = {"reported": "", "lower_bound": "≥", "estimated": "~"}
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Return a table with one line for each run. It fits into 80 columns: the text of the request
-    is shortened. The columns for kind and tenant are left out if all runs have the same.
+    """Return a table with one line for each run. The text of the request is shortened, so that the
+    table fits into 80 columns. The column for the kind or the tenant is left out if its value is
+    the same for all runs.
     """
     names = ["run", "kind", "status", "tenant", "started UTC", "s", "request"]
     rows: list[list[Any]] = [
@@ -183,8 +189,9 @@ def _one_line(text: str) -> Text:
 
 
 def calls_table(calls: Sequence[UpstreamCall]) -> Table:
-    """Return a table with a row for each attempt of a model call. A count after ≥ is a lower bound,
-    and a count after ~ is an estimate. `impossible` replaces a reported count that cannot be true.
+    """Return a table with a row for each attempt of a model call. A token count after ≥ is a lower
+    bound, and one after ~ is an estimate. If the endpoint reported a count that cannot be true, the
+    word `impossible` is shown instead.
     """
     rows = []
     for call in calls:
@@ -223,8 +230,8 @@ def feedback_line(feedback: Feedback) -> str:
 
 
 def _status(run: Run) -> str:
-    """Return the outcome of an answer or a table; for other runs, the status. A finished answer
-    whose evidence does not support it is "unsupported".
+    """Return the outcome of an answer or a table in words; for other runs, the status. An answer
+    with a name or number that its evidence does not contain is "unsupported".
     """
     if run.table_outcome:
         return word(TableOutcome, run.table_outcome)
@@ -233,7 +240,7 @@ def _status(run: Run) -> str:
     return word(AnswerOutcome, run.outcome) if run.outcome else word(RunStatus, run.status)
 
 
-_CAPTION = "version/active version: both on the same runs; tokens per run"
+_CAPTION = "a/b: the version / the active version, on the same runs; tokens per run"
 
 
 def versions_table(versions: Sequence[ExecutorVersion]) -> Table:
@@ -270,7 +277,7 @@ def decisions_table(decisions: Iterable[ExecutorVersionDecision]) -> Table:
 
 
 def state_of(version: ExecutorVersion) -> str:
-    """Return the state of a version in words; for a canary, with its share of the runs."""
+    """Return the state of a version in words. For a canary, add its share of the runs."""
     state = word(ExecutorVersionState, version.state)
     return f"{state} {version.canary_share:.0%}" if version.canary_share else state
 
@@ -294,7 +301,7 @@ class RunView(ABC):
     """Shows one run: its events while it is running, and its result."""
 
     doing = "asking"
-    """Word for what the run does, for the progress line."""
+    """Text of the progress line until there is something better to show."""
 
     out: Console
     """Console for the result."""
@@ -306,7 +313,7 @@ class RunView(ABC):
     """Print the result (and events) as JSON."""
 
     def follow(self, stream: Stream[Any]) -> Any:
-        """Show events until the run ends; return its result. Raises `GatewayError`."""
+        """Show the events of a run until it ends; return its result. Raises `GatewayError`."""
         with stream as events, self.progress.status(self.doing) as status:
             for event in events:
                 status.update(escape(self.so_far(event)))
@@ -317,7 +324,7 @@ class RunView(ABC):
         return event.done
 
     def so_far(self, _event: Any) -> str:
-        """Return a line on the progress of the run after an event."""
+        """Return the text of the progress line after an event."""
         return self.doing
 
     def show(self, result: Any) -> None:
@@ -340,7 +347,7 @@ class AnswerView(RunView):
     _answer = ""
 
     def so_far(self, event: Any) -> str:
-        """See `RunView`: the answer, once it is being written."""
+        """Return the part of the answer that has been written so far, if any; else `doing`."""
         if event.WhichOneof("event") == "answer_delta":
             delta = event.answer_delta
             self._answer = self._answer[: delta.kept_chars] + delta.text
@@ -386,8 +393,8 @@ class AnswerView(RunView):
         print_line(self.out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
     def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:
-        """Print the sentences of passages that support a point of evidence. Also print the text of
-        the point, unless one of these sentences is equal to it.
+        """Print a point (a sentence of a report's evidence) and the sentences of passages that
+        support it. The point itself is left out if it is equal to one of these sentences.
         """
         quotes = {" ".join(citation.quote.split()) for citation in point.citations}
         if not quotes:

@@ -36,15 +36,15 @@ _FIGURES = (
     "cost_nano_usd",
 )
 COLUMNS = ("time", *_DIMENSIONS, *_FIGURES)
-"""Columns of the CSV, and keys of the JSON. All of them are always present. An unknown figure is
-empty, and so is a property that the sums are not split by.
+"""Columns of the CSV, and keys of the JSON. All of them are always present. A value is empty (null
+in JSON) if it is unknown, or is a property by which the sums are not split.
 """
 
 
 class UsageOptions(PeriodOptions):
     """Show tokens and cost of the model calls of a running gateway.
 
-    `rolegate usage reconcile` compares the ledger with the engines' own counters.
+    `rolegate usage reconcile` compares the stored token counts with the engines' own counters.
     """
 
     by: tuple[str, ...] = ("role", "model")
@@ -142,6 +142,8 @@ def _lines(reconciliation: pb.Reconciliation) -> list[str]:
 
 
 def _compared(tokens: pb.ReconciledTokens) -> str:
-    """Return the engine's count and the ledger's count as text. The ledger's may be a range."""
+    """Return the engine's count and the ledger's count as text. The ledger's count is a range if
+    the tokens of some calls are uncertain.
+    """
     upper = f" to {tokens.ledger_max:,}" if tokens.ledger_max != tokens.ledger else ""
     return f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"

@@ -346,7 +346,7 @@ def test_ray_is_refused_with_an_embedder_at_an_endpoint(
     docs: Path, build_command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*build_command, "--ray", "local"]) == 1
-    assert "the config names another embedder; leave --ray out" in capsys.readouterr().err
+    assert "another embedder is configured; leave --ray out" in capsys.readouterr().err
     assert not (docs.parent / "index").exists()
 
 

@@ -130,7 +130,7 @@ def test_questions_are_read_from_a_pipe(gateway: str) -> None:
     assert run.returncode == 0
     assert run.stdout.count("│ in 1943") == 2
     assert PROMPT not in run.stdout + run.stderr
-    assert run.stderr.startswith("A question may refer to the ones before it.")
+    assert run.stderr.startswith("A question may refer to earlier questions.")
 
 
 def test_an_error_does_not_end_the_chat(gateway: str, piped: Piped) -> None:
@@ -218,7 +218,7 @@ async def test_feedback_is_for_the_last_answer(piped: Piped) -> None:
         Feedback(second, accepted=False),
         Feedback(second, accepted=False, right_answer="Michael  Mann"),
     ]
-    assert run.err.count("there is no last answer") == 2
+    assert run.err.count("there is no answer to rate yet") == 2
     assert run.err.count("/wrong [RIGHT ANSWER]") == 3
     assert "\n:nonsense is not a command." in run.err
     assert "\n/frob is not a command." in run.err

@@ -574,7 +574,7 @@ def test_an_option_of_given_paths_is_refused_if_the_config_names_the_documents(
         main(["index", "build", "--preset", "hosted", option])
 
     name = option.partition("=")[0]
-    assert f"error: {name} has no effect without PATHS\n" in capsys.readouterr().err
+    assert f"error: {name} has no effect without PATHS; give both\n" in capsys.readouterr().err
 
 
 def test_given_paths_are_refused_together_with_an_index_of_the_config(
@@ -583,7 +583,7 @@ def test_given_paths_are_refused_together_with_an_index_of_the_config(
     out = str(tmp_path / "index")
     assert main(["index", "build", str(tmp_path), "--out", out, "--index", "contracts"]) == 1
 
-    assert "--index: cannot be combined with PATHS" in capsys.readouterr().err
+    assert "--index: names an index of the config, but PATHS" in capsys.readouterr().err
     assert not Path(out).exists()
 
 
@@ -593,7 +593,7 @@ def test_a_timeout_of_probes_is_refused_where_nothing_is_probed(
     with pytest.raises(SystemExit):
         main(["check", "--preset", "hosted", "--timeout", "3"])
 
-    assert "error: --timeout has no effect without --live\n" in capsys.readouterr().err
+    assert "error: --timeout has no effect without --live; give both\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -727,8 +727,8 @@ def test_a_config_that_does_not_match_its_index_is_not_valid(
 
     shown = capsys.readouterr().out
     assert f"{file}: not ready yet" in shown
-    assert "retrieval.lexical: must be false for the index in" in shown
-    assert f"the index was built with {embedding.MODEL}" in " ".join(shown.split())
+    assert "retrieval.lexical: must be false, because the index in" in shown
+    assert f"was built with {embedding.MODEL}; configure" in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,11 @@ def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
         ),
         (
             ["--key-env", "sk-abc"],
-            "must be the name of an environment variable, in capitals; put the key into",
+            "must be the name of an environment variable in capitals, such as",
         ),
         (
             ["--key-env", "gsk_abc123"],
-            "must be the name of an environment variable, in capitals; put the key into",
+            "must be the name of an environment variable in capitals, such as",
         ),
         (
             ["--base-url", "localhost:9"],

@@ -114,7 +114,7 @@ async def test_a_trial_shows_both_versions_figures(command: Command, database: D
     await book.judge("run-1", Judgement(True, False, "judge"))
     _, lines = await command("list")
     assert lines[2].endswith(" 2 1/0 of 1 0/1 600/1,000")
-    assert any(line.strip().startswith("version/active version") for line in lines)
+    assert any(line.strip().startswith("a/b: the version / the active version") for line in lines)
     _, lines = await command("list", "--json")
     figures = json.loads(lines[0])["figures"]
     assert (figures["trials"], figures["active_failed"], figures["evidence"][0]["measure"]) == (
