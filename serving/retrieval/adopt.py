@@ -1,4 +1,6 @@
-"""Adopt an index that another program built, given its FAISS file and its corpus."""
+"""Adopt an index that another program built: make an index of rolegate from a FAISS file with the
+vectors and a file with the texts (the corpus).
+"""
 
 import shutil
 from collections.abc import Sequence
@@ -23,13 +25,13 @@ from serving.retrieval.passages import (
 )
 
 SAME_EMBEDDER = 0.98
-"""Min median cosine between the vectors of two embedders that count as the same embedder. It is
-below 1, because the embedders may compute in different precision.
+"""Min median cosine between the vectors that two embedders compute for the same texts, if they
+count as the same embedder. It is below 1, because they may compute in different precision.
 """
 _CHECKED = 16
-"""Number of sample passages that are embedded again to check the embedder."""
+"""Number of passages that are embedded again, to compare their vectors with those in the file."""
 _UNLIMITED = 1 << 40
-"""Token limit that no row of a corpus reaches, so that rows are not split."""
+"""Max tokens of a passage that no row of a corpus reaches, so that rows are not split."""
 
 
 def agreement(
@@ -38,11 +40,11 @@ def agreement(
     embedder: Embedder,
     rows: Sequence[int],
 ) -> float:
-    """Embed the passages `rows` again, and return the median cosine between the stored and the new
-    vectors; NaN if stored vectors are damaged.
+    """Embed the passages with the numbers `rows` again, and return the median cosine between their
+    vectors in `dense` and the new ones. NaN if stored vectors are zero or damaged.
 
-    Blocks. Raises `RuntimeError` if the index does not store the original vectors, and the errors
-    of `embedder`.
+    Blocks. Raises `RuntimeError` if `dense` does not store the original vectors, and the errors of
+    `embedder`.
     """
     stored = dense.vectors(np.array(rows))
     computed = embedder.embed([embedded_text(passages[row]) for row in rows], queries=False)
@@ -56,12 +58,12 @@ def adopt_index(
     out: Path,
     embedder: Embedder,
 ) -> Manifest:
-    """Create an index in the folder `out` from a FAISS file and its corpus, and return the
-    manifest. Row n of the corpus must belong to vector n of the file.
+    """Create an index in the new folder `out` from a FAISS file and its corpus, and return the
+    manifest of the index. Row n of the corpus must be the text of vector n in the FAISS file.
 
-    Raises `BadIndex` if file and corpus do not belong together, or if `embedder` computes other
-    vectors for a sample of the passages. Also raises `BadCorpus` and the errors of `embedder`.
-    After an error, `out` is removed.
+    Raises `BadIndex` if `out` exists, if the FAISS file and the corpus do not belong together, or
+    if `embedder` computes other vectors for a sample of the rows. Also raises `BadCorpus` and the
+    errors of `embedder`. After an error, no folder `out` is left.
     """
     if out.exists():
         raise BadIndex(f"{out}: already exists; choose a new folder.")
@@ -83,7 +85,9 @@ def _fill(
     corpus: Path,
     embedder: Embedder,
 ) -> None:
-    """Copy the FAISS file to `folder`, and write the passages of the corpus there."""
+    """Copy the FAISS file to `folder`, and write each row of the corpus there as a passage. Raises
+    `BadIndex` if the FAISS file cannot be read, or if the corpus is more than one file.
+    """
     try:
         shutil.copyfile(faiss_file, folder / VECTORS)
     except OSError as error:
@@ -93,8 +97,8 @@ def _fill(
     source, *more = find_sources([corpus]).sources
     if more:
         raise BadIndex(
-            f"{corpus}: contains {len(more) + 1} files; give the path of the file that the index "
-            "was built from."
+            f"{corpus}: contains {len(more) + 1} files; give the path of the single file with the "
+            "indexed texts."
         )
     cutter = Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens)
     with PassageWriter(folder) as writer, DocumentReader() as reader:
@@ -116,7 +120,7 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
     if len(passages) != len(dense):
         raise BadIndex(
             f"{faiss_file}: contains {len(dense)} vectors, but the corpus has {len(passages)} "
-            "rows; give the corpus that the file was built from."
+            "rows; give the corpus from which the file was built."
         )
     if dense.dimension != embedder.dimension:
         raise BadIndex(
@@ -134,7 +138,9 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
 
 
 def _is_of_embedder(passages: PassageStore, dense: VectorIndex, embedder: Embedder) -> bool:
-    """Return True if the embedder computes the stored vectors for a sample of the passages."""
+    """Return True if `embedder` computes the same vectors as the stored ones, for a sample of the
+    passages.
+    """
     rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
     try:
         return agreement(passages, dense, embedder, rows) >= SAME_EMBEDDER  # False for NaN
@@ -142,6 +148,7 @@ def _is_of_embedder(passages: PassageStore, dense: VectorIndex, embedder: Embedd
         texts = [embedded_text(passages[row]) for row in rows]
         results = dense.search(embedder.embed(texts, queries=False), 10)
 
-    # If vectors cannot be compared, a search for a passage's text must find the passage, mostly
+    # The vectors cannot be compared. Instead, a search for a passage's text must find the passage,
+    # for more than half of the sample.
     ranked = zip(rows, results, strict=True)
     return 2 * sum(row in {hit.row for hit in hits} for row, hits in ranked) > len(rows)

@@ -1,9 +1,10 @@
-"""Approximate search with a compact FAISS index in memory, such as `HNSW32,SQ8`.
+"""Approximate search with a compact FAISS index in memory, such as `HNSW32,SQ8`. It finds
+candidates, whose exact scores are then computed from the vectors on disk.
 
-A build appends new passages to the compact index. Removed passages stay in it, but their ids no
-longer belong to a row. So the cost of a build depends on what has changed, even for HNSW, which
-cannot remove entries. When at most half of the entries still belong to rows, the index is trained
-and filled again. An interrupted filling continues from its last copy on disk.
+A build appends new passages to the compact index. Removed passages stay in it as entries whose ids
+belong to no passage, because HNSW cannot remove entries. So the cost of a build depends only on
+what has changed. When at most half of the entries still belong to passages, the compact index is
+trained and filled from the start. An interrupted build continues from the last copy on disk.
 """
 
 import time
@@ -22,13 +23,13 @@ from serving.retrieval.faiss_index import FaissIndex, read_faiss, write_faiss
 from serving.retrieval.passages import PassageStore
 
 _COPY_S = 60.0
-"""Min seconds between two copies to disk of an index that is being filled."""
+"""Min seconds between two copies to disk while the compact index is being filled."""
 _PQ_CENTROIDS = 256
 _LEAST_PER_CENTROID = 39
-"""Min number of passages per list or centroid that FAISS requires for training."""
+"""Min number of passages per list (IVF) or centroid (PQ) that FAISS requires for training."""
 _LEAST_HNSW = 1000
 _TRAINING = 64
-"""Number of training vectors per list or centroid."""
+"""Number of training vectors per list (IVF) or centroid (PQ)."""
 _LEAST_TRAINING = 65_536
 _HNSW_BREADTH = 128
 
@@ -53,8 +54,8 @@ class ApproximateStore:
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """See `VectorStore.build`. If there are too few passages for the training, the index is
-        exact.
+        """See `VectorStore.build`. If there are too few passages to train the compact index, only
+        the exact index is written, and searches use it.
         """
         passages = len(PassageStore(folder))
         is_small = passages < (_LEAST_PER_CENTROID * self._centroids or _LEAST_HNSW)
@@ -65,7 +66,7 @@ class ApproximateStore:
             raise BadIndex(
                 f"{self.name}: {passages:,} passages take {needed / 2**30:.3g} GiB of memory while "
                 f"they are added, but retrieval.memory_gb is {self._memory_bytes / 2**30:g}; raise "
-                "it, or set retrieval.vectors to a kind that takes less, such as IVF4096,PQ48."
+                "it, or set retrieval.vectors to a type that takes less, such as IVF4096,PQ48."
             )
         FaissIndex.build(folder, dimension, batches)
         if is_small:
@@ -84,11 +85,13 @@ class ApproximateStore:
         return True
 
     def _fill(self, folder: Path, ids: Ids, exact: FaissIndex) -> None:
-        """Write the compact index to `folder`."""
+        """Write the compact index to `folder`. `ids`: the id of each row. `exact`: the index with
+        the exact vectors of the rows.
+        """
         copy = folder.parent / f".{self._file}"
         index, known = self._start([copy, *folder.parent.glob(f"*/{self._file}")], ids, exact)
         missing = np.flatnonzero(~np.isin(ids, known))
-        copied_at = 0.0  # so that the first block, which is small, is copied immediately
+        copied_at = 0.0  # so that a copy is made after the first block
         for first in range(0, len(missing), BLOCK):
             rows = missing[first : first + BLOCK]
             index.add_with_ids(exact.vectors(rows), ids[rows])
@@ -98,9 +101,9 @@ class ApproximateStore:
         write_faiss(index, folder / self._file)
 
     def _start(self, files: Iterable[Path], ids: Ids, exact: FaissIndex) -> tuple[Any, Ids]:
-        """Return the index to start the filling with, and the ids in it. It is loaded from the
-        first of `files` in which more than half of the entries belong to rows. If there is none, it
-        is a newly trained, empty index.
+        """Return the compact index to which missing passages are then added, and the ids in it. It
+        is loaded from the first of `files` in which more than half of the entries belong to
+        passages. If there is no such file, it is a newly trained, empty index.
         """
         import faiss
 

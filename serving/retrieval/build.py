@@ -1,10 +1,10 @@
 """Build an index. New and changed documents are read and embedded; everything else is copied from
 the previous build.
 
-A build writes to a hidden folder inside the index folder, which is then renamed and becomes the
-next generation. As the last step, the manifest, which names the current generation, is replaced
-atomically. If a build is killed, the next build reuses the vectors that it has computed, from a
-file.
+A build writes to a hidden folder inside the index folder. The hidden folder is then renamed and
+becomes the next generation of the index. As the last step, the manifest, which names the current
+generation, is replaced atomically. Vectors are also written to a file as soon as they are computed,
+so that the next build can reuse them if this one is killed.
 """
 
 import errno
@@ -54,26 +54,26 @@ from serving.retrieval.passages import (
 )
 
 BATCH = 256
-"""Usual number of passages that are embedded between two calls of `progress`."""
+"""Default number of passages that are embedded at a time, between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = ".embedded-"
 _UNIT_TOLERANCE = 1e-3
 
 Progress = Callable[[str, int, int], None]
-"""Callback that reports the progress of a build. Arguments: the stage (`reading` documents or
-`embedding` passages), and the number of finished documents or passages and their total. While the
-build waits for another build, the arguments are `reading`, 0 and 0. An exception from the callback
-ends the build.
+"""Callback for the progress of a build. The arguments are the stage (`reading` or `embedding`), the
+number of documents read or passages embedded so far, and their total number. While the build waits
+for another build, the arguments are `reading`, 0 and 0. An exception from the callback ends the
+build.
 """
 
 
 class Built(NamedTuple):
-    """The result of a build."""
+    """The index after a build, and what the build did."""
 
     manifest: Manifest
     files: FoundFiles
-    """The files that were found at the indexed places."""
+    """The files that were found in the files and folders to index."""
     entries: Sequence[DocumentEntry]
     """All source files, including those that could not be read."""
     documents_read: int = 0
@@ -83,7 +83,7 @@ class Built(NamedTuple):
 
     @property
     def skipped(self) -> list[DocumentEntry]:
-        """Files that could not be read, each with the reason."""
+        """Entries of the files that could not be read, each with the reason in `error`."""
         return [entry for entry in self.entries if entry.error]
 
     @property
@@ -97,8 +97,8 @@ class _Earlier(NamedTuple):
 
     manifest: Manifest
     entries: list[DocumentEntry]
-    """Source files. Empty if an older version of the document readers has read them, so that all
-    files must be read again.
+    """Entries of the source files. Empty if another version of the document readers has read them,
+    so that all files must be read again.
     """
     passages: PassageStore
     dense: VectorIndex
@@ -117,11 +117,12 @@ def build_index(
     batch: int = BATCH,
 ) -> Built:
     """Create the index in the folder `out`, or bring it up to date. `places`: files and folders to
-    index, or files that were found already. Blocks.
+    index, or the result of `find_sources` for them. Blocks.
 
     `lexical`: write word statistics for BM25. `chunk_tokens`: max tokens of a passage. `wait`: if
-    another build of this index is running, wait for it; otherwise raise `BadIndex`. `batch`: number
-    of passages that are embedded between two calls of `progress`.
+    another build of this index is running, True waits for its end, and False raises `BadIndex`.
+    `store`: writes and opens the vectors. `batch`: number of passages that are embedded between two
+    calls of `progress`.
 
     Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` is not the folder
     of an index or cannot be written, and the errors of `embedder`. After an error, the index is
@@ -250,8 +251,8 @@ class _Build:
             return None
 
     def _is_alike(self, manifest: Manifest) -> bool:
-        """Return True if an index has the word statistics and the kind of vectors that this build
-        should write.
+        """Return True if the previous generation has the word statistics and the complete vectors
+        that this build would write. `manifest`: its manifest.
         """
         return (
             has_words(manifest) == self.lexical
@@ -260,8 +261,8 @@ class _Build:
         )
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
-        """Return the previous generation as the result. If the counts of unread files have changed,
-        write them to the manifest.
+        """Return the previous generation as the result of the build. If the numbers of unread files
+        have changed, write them to its manifest.
         """
         counts = _files_not_read(files, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
@@ -272,8 +273,9 @@ class _Build:
     def _collect(
         self, sources: Sequence[SourceFile], known: Mapping[SourceFile, DocumentEntry]
     ) -> list[DocumentEntry]:
-        """Write the passages of all source files, and return the files' entries. `known`: entries
-        of the previous generation for files that have not changed.
+        """Write the passages of all source files, and return the entries of the files. `known`: the
+        entries in the previous generation by file. An unchanged file is found there. Raises
+        `NoText` if there are no passages.
         """
         row_tokens = self.embedder.max_tokens - _SPECIAL_TOKENS
         cutter = Cutter(self.chunk_tokens, row_tokens, self.embedder.count_tokens)
@@ -331,7 +333,7 @@ class _Build:
 
     def _embed(self) -> tuple[int, Mapping[int, float]]:
         """Write the vectors and, if configured, the word statistics. Return the number of passages
-        that were embedded, and the recall of the vector store.
+        that were embedded, and the recall of searches (see `VectorStore.build`).
         """
         passages = PassageStore(self.folder)
         cache = _VectorCache(self.out, self.embedder, self.earlier)
@@ -366,11 +368,11 @@ class _Build:
 
 
 class _VectorCache:
-    """Cache of vectors by text, from the previous generation and from unfinished builds. Texts that
-    are not in the cache are embedded.
+    """Cache of vectors by text, filled from the previous generation and from unfinished builds.
+    Texts that are not in the cache are embedded.
 
-    New vectors are appended to a file of (key, vector) records. If this build is killed, the next
-    build reads them from the file.
+    New vectors are appended to a file, as records of the text's digest and the vector. If this
+    build is killed, the next build reads them from the file.
     """
 
     def __init__(self, out: Path, embedder: Embedder, earlier: _Earlier | None) -> None:
@@ -418,8 +420,8 @@ class _VectorCache:
         return vectors
 
     def _read_unfinished(self) -> NDArray[Any]:
-        """Return the records of the file up to the first damaged record, and truncate the file
-        there.
+        """Return the records in the file of new vectors up to the first damaged one, and truncate
+        the file before that one. Return an empty array if there is no file.
         """
         size = 0
         if self._path.exists():
@@ -427,8 +429,8 @@ class _VectorCache:
         if not size:
             return np.empty(0, self._record)
         records: NDArray[Any] = np.memmap(self._path, self._record, "r", shape=(size,))
-        # After a power failure, the file may contain blocks of zeros. These records are recognized
-        # as damaged, because they are not unit vectors.
+        # After a power failure, the file may contain blocks of zeros. Records there are damaged:
+        # their vectors do not have the length 1.
         squares = np.einsum("ij,ij->i", records["vector"], records["vector"])
         is_unit = np.abs(squares - 1) < _UNIT_TOLERANCE
         records = records[: len(is_unit) if is_unit.all() else int(is_unit.argmin())]
@@ -442,7 +444,7 @@ def _key(text: str) -> bytes:
 
 
 def _outside(out: Path, files: FoundFiles) -> FoundFiles:
-    """Return `files` without those that are inside the index folder `out` itself."""
+    """Return `files` without files inside the index folder `out`."""
     out = out.resolve()
 
     def is_outside(path: str) -> bool:
@@ -471,6 +473,6 @@ def _nothing_to_index(entries: Sequence[DocumentEntry]) -> NoText:
         return NoText(failed[0].error, reasons=reasons)
     first = "".join(f"\n  {entry.error}" for entry in failed[:5])
     return NoText(
-        f"None of the {len(entries)} documents found contains text that can be indexed.{first}",
+        f"None of the {len(entries)} documents contains text that can be indexed; add some.{first}",
         reasons=reasons,
     )

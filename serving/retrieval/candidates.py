@@ -1,5 +1,5 @@
-"""Base class of approximate indexes. A compact index or a server proposes candidates, which are
-then ranked by their exact scores.
+"""Base class of approximate indexes. A search first gets candidates from a compact index or a
+server, and then ranks the candidates by their exact scores.
 """
 
 from abc import ABC, abstractmethod
@@ -17,7 +17,8 @@ from serving.retrieval.faiss_index import VECTORS, FaissIndex, read_faiss
 from serving.retrieval.passages import PassageStore
 
 Ids = Rows
-"""Ids of passages: 64 bits of a digest. Unlike row numbers, they do not change from build to build.
+"""Ids of passages: 64 bits of a digest of each. Unlike row numbers, ids do not change from build to
+build.
 """
 BLOCK = 8192
 """Number of vectors that are read or stored at a time."""
@@ -26,18 +27,19 @@ IDS = "ids.npy"
 _LEAST_CANDIDATES = 100
 """Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
 _SAMPLE = 200
+"""Max number of sample passages with which the recall is measured."""
 _FURTHEST = 5
 _TIE = 1e-6
-"""Max difference of scores that count as equal."""
+"""Max difference between two scores that count as equal."""
 
 
 class CandidateIndex(FaissIndex, ABC):
-    """An exact index in a memory-mapped file. A search computes exact scores of the candidates
-    only.
+    """An index with the exact vectors in a memory-mapped file. A search reads the vectors of
+    candidates only.
     """
 
     few = 100_000
-    """If a search is limited to at most this number of rows, all of them are scored, without
+    """A filtered search in at most this number of rows scores all of them, instead of asking for
     candidates.
     """
 
@@ -51,8 +53,9 @@ class CandidateIndex(FaissIndex, ABC):
     def candidates(
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
-        """Return the ids of about `count` candidates for each query. The ids may belong to no row,
-        or to a row outside `among`; `search` drops these.
+        """Return the ids of about `count` candidates for each query. Ids that belong to no row, or
+        to a row outside `among`, are allowed; `search` drops them. For the arguments, see
+        `VectorIndex.search`.
         """
 
     def search(
@@ -78,8 +81,8 @@ class CandidateIndex(FaissIndex, ABC):
         return ranked
 
     def recall(self) -> dict[int, float]:
-        """Return the recall at 3 and at 5, as a mean over sample passages: the share of the 3 or 5
-        nearest passages that a search finds. Empty if there are too few passages.
+        """Return the recall at 3 and at 5, by 3 and 5: the share of the 3 or 5 nearest passages
+        that a search finds, as a mean over sample passages. Empty if there are at most 5 passages.
         """
         if len(self) <= _FURTHEST:
             return {}
@@ -92,8 +95,9 @@ class CandidateIndex(FaissIndex, ABC):
 
 
 def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
-    """Return the mean share of the `top_k` nearest hits that were found. The first hit of each
-    query, which is the passage itself, is ignored.
+    """Return the share of the `top_k` nearest hits that were found, as a mean over the queries.
+    `found`, `nearest`: hits of the approximate and of the exact search, for each query. The first
+    hit of each query is ignored, because it is the sample passage itself.
     """
     return fmean(
         sum(hit.score > best[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
@@ -102,8 +106,9 @@ def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequen
 
 
 def write_ids(folder: Path) -> Ids:
-    """Compute the ids of an index's passages, write them to `folder`, and return them. An id is a
-    digest of the passage with its vector and metadata.
+    """Compute the ids of the passages of the index in `folder`, write them to a file there, and
+    return them in the order of the rows. An id is a digest of a passage with its vector and
+    metadata.
     """
     passages = PassageStore(folder)
     exact = FaissIndex.open(folder)

@@ -1,5 +1,5 @@
-"""Protocols for dense search: a store of vectors, and an opened index. Each implementation is a
-module, such as `faiss_index`.
+"""Protocols for dense search, the search by vectors: `VectorStore` writes and opens the vectors of
+an index, and `VectorIndex` searches them. Each implementation is a module, such as `faiss_index`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,11 +11,12 @@ from serving.retrieval.embedder import Rows, Vectors
 
 
 class Hit(NamedTuple):
-    """One result of a search."""
+    """One passage in the result of a search."""
 
     row: int
     """Row number of the passage in the index, from 0."""
     score: float
+    """Score of the passage for the query; a higher score is better."""
 
 
 class VectorIndex(Protocol):
@@ -42,13 +43,13 @@ class VectorIndex(Protocol):
         the order of their numbers.
 
         `queries`: unit vectors, an array of the shape (batch, dimension). `among`: numbers of the
-        rows to search, sorted; None for all rows. `only`: the filter that selects exactly the rows
-        `among`, for stores that filter themselves.
+        rows to search, sorted; None for all rows. `only`: the filter from which `among` follows,
+        for databases that apply filters themselves.
         """
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
-        """Return all of `rows` with their scores, the nearest to `query` first. `query`: a unit
-        vector of the shape (dimension,).
+        """Return a hit for each of `rows`, the nearest to `query` first. `query`: a unit vector of
+        the shape (dimension,).
 
         Raises `BadIndex` if the index does not store the original vectors.
         """
@@ -61,11 +62,11 @@ class VectorIndex(Protocol):
 
 
 class VectorStore(Protocol):
-    """A way to store and search vectors. Methods block."""
+    """A way to store and search the vectors of an index, such as Milvus. Methods block."""
 
     name: str
-    """Name of the store in an index's manifest. If the name changes, the next build stores the
-    vectors again.
+    """Name of the store in an index's manifest. If the manifest has another name, the next build
+    stores the vectors again.
     """
 
     def build(
@@ -74,15 +75,16 @@ class VectorStore(Protocol):
         """Write a new index to `folder`, which already contains the passages. `batches`: unit
         vectors in the order of the passages, as arrays of the shape (batch, dimension).
 
-        Return the recall of searches by `top_k`; empty if searches are exact. Raises `BadIndex` if
-        the settings do not suit the vectors, `OSError` if writing fails, and the errors that
-        iterating over `batches` raises.
+        Return the recall of searches by `top_k`: the mean share of the `top_k` nearest passages
+        that a search finds. Empty if searches are exact. Raises `BadIndex` if the settings do not
+        suit the vectors, `OSError` if writing fails, and the errors that iterating over `batches`
+        raises.
         """
 
     def open(self, folder: Path) -> VectorIndex:
         """Open the index that `build` wrote to `folder`. Raises `BadIndex` if it cannot be read."""
 
     def is_complete(self, folder: Path) -> bool:
-        """Return True if the store has all vectors of the index in `folder`. A database may have
-        lost some. Raises `UpstreamUnavailable`.
+        """Return True if the store has all vectors of the index in `folder`. False if a database
+        has lost some. Raises `UpstreamUnavailable` if the database cannot be reached.
         """

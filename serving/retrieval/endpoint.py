@@ -13,7 +13,7 @@ Reply = TypeVar("Reply")
 
 
 class JSONEndpoint:
-    """A model at one URL. Requests and replies are JSON."""
+    """A model that is called with JSON requests at one URL."""
 
     def __init__(self, model: str, url: str, api_key: str | None, timeout_s: float) -> None:
         """`timeout_s`: timeout of a request in seconds, including the connection and the reply."""
@@ -46,4 +46,6 @@ class JSONEndpoint:
         try:
             return msgspec.json.decode(body, type=kind)
         except JSON_ERRORS as error:
-            raise self.upstream.protocol_error(f"the reply is malformed: {error}") from error
+            raise self.upstream.protocol_error(
+                f"the reply is malformed: {error}; check base_url and the model"
+            ) from error

@@ -19,11 +19,13 @@ VECTORS = "dense.faiss"
 _DECIMALS = 6
 _NOISE = 1e-5
 _MORE = 8
-"""Number of rows that FAISS returns beyond `top_k`. FAISS computes scores in single precision, and
-their last bits depend on the batch. So all these rows are scored again in double precision, and
-scores are rounded to `_DECIMALS` places. `_NOISE` is an upper bound of the error of FAISS's scores.
+"""Number of rows that FAISS returns in addition to `top_k`. FAISS computes scores in single
+precision, and their last bits depend on the batch. So the rows that FAISS returns are scored again
+in double precision, and scores are rounded to `_DECIMALS` places. `_NOISE` is an upper bound of the
+error of FAISS's scores.
 """
 _MAX_DEPTH = 4096
+"""Number of rows from which on FAISS is not asked for more, even if scores are almost equal."""
 
 
 def read_faiss(path: Path) -> Any:
@@ -51,8 +53,8 @@ def write_faiss(index: Any, path: Path) -> None:
 
 
 class FaissIndex:
-    """Implementation of `VectorIndex` with FAISS. The class object itself is a `VectorStore`, the
-    one for exact search.
+    """Implementation of `VectorIndex` with FAISS. The class itself (not an instance) is the
+    `VectorStore` for exact search.
     """
 
     name = "Flat"
@@ -61,8 +63,8 @@ class FaissIndex:
         """`vectors`: an opened FAISS index."""
         import faiss
 
-        # From this number of queries on, FAISS uses BLAS. Below it, FAISS reads all rows again for
-        # each query.
+        # For batches of this number of queries or more, FAISS uses BLAS. For smaller ones, it reads
+        # all rows again for each query.
         faiss.cvar.distance_compute_blas_threshold = 2
         self._vectors = vectors
         self._is_exact = isinstance(vectors, faiss.IndexFlatIP)
@@ -154,8 +156,8 @@ class FaissIndex:
         return _sorted(rows.tolist(), self._cosines(query, rows))
 
     def _among(self, rows: Rows) -> Any:
-        """Return FAISS's parameters for a search among `rows`. Indexes that are not IVF ignore
-        `nprobe`.
+        """Return FAISS's parameters for a search that is limited to `rows`. They can be used for
+        all kinds of indexes, because kinds other than IVF ignore `nprobe`.
         """
         import faiss
 
@@ -170,8 +172,8 @@ class FaissIndex:
 
 
 def _is_cut(scores: Vectors, top_k: int) -> bool:
-    """Return True if rows beyond the returned ones may be as good as one of the `top_k` rows, so
-    that FAISS must return more rows.
+    """Return True if FAISS must return more rows, because rows that it has not returned may belong
+    to the `top_k` best. `scores`: FAISS's scores for each query, best first.
     """
     return bool((scores[:, -1] >= scores[:, top_k - 1] - _NOISE).any())
 

@@ -1,4 +1,4 @@
-"""Gaps of an index: files and parts of files at the indexed places that the index lacks."""
+"""Gaps of an index: files in the indexed folders, and parts of files, that are not in the index."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from serving.retrieval.passages import DocumentEntry, read_table
 
 
 class Gaps(Frozen):
-    """Files and parts of files that are missing from an index."""
+    """Files and parts of files that are not in an index."""
 
     files_not_read: dict[str, int]
     """Number of files that are not in the index, by suffix, most frequent first."""
@@ -22,8 +22,8 @@ class Gaps(Frozen):
     """
 
     def lines(self) -> list[str]:
-        """Return the gaps as lines of text: one for each file that was skipped or read in part, and
-        one with the numbers of unread files by suffix.
+        """Return the gaps as lines of text: a line for each file that was skipped or read in part,
+        and a line with the number of unread files, for each suffix.
         """
         lines = list[str]()
         for file in self.skipped:
@@ -41,7 +41,7 @@ class Gaps(Frozen):
 
 
 def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
-    """Return the gaps of the index with this manifest and these source files."""
+    """Return the gaps of an index. `entries`: all source files of the index."""
     return Gaps(
         manifest.files_not_read,
         [{"name": entry.source.name, "error": entry.error} for entry in entries if entry.error],
@@ -54,7 +54,7 @@ def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
 
 
 def gaps_at(folder: Path) -> Gaps | None:
-    """Return the gaps of the index in `folder`; None if there is no readable index."""
+    """Return the gaps of the index in `folder`; None if there is no index that can be read."""
     try:
         manifest = read_manifest(folder)
         return gaps_of(manifest, read_table(folder / manifest.generation))

@@ -1,5 +1,5 @@
-"""Search in an index, which is a folder with passages, their vectors and, optionally, word
-statistics.
+"""Search an index: a folder with passages, their vectors and, optionally, word statistics for
+BM25.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,18 +21,19 @@ from serving.retrieval.manifest import Manifest, check_files, read_manifest
 from serving.retrieval.passages import PassageStore
 
 DEPTH = 100
-"""Number of hits of each ranking that are fused. It is constant, so that the order of the first
-hits does not depend on `top_k`.
+"""Number of hits of each ranking (by vectors and by words) that are merged. It is constant, so that
+the order of the first hits does not depend on `top_k`.
 """
 _HITS_PER_PASSAGE = 8
-"""Number of hits to search per requested passage. More than one is needed, because passages with
-the same text are left out.
+"""Number of hits to search for each passage to return. More than one is needed, because only one
+passage with the same text is returned.
 """
 
 
 def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Merge rankings by reciprocal rank fusion (`fused`), and return the `top_k` best rows. Rows
-    with equal scores are in the order of their numbers.
+    """Merge rankings by reciprocal rank fusion: rows near the top of several rankings come first
+    (see `fused`). Return the `top_k` best rows. Rows with equal scores are in the order of their
+    numbers.
     """
     scores = fused([[hit.row for hit in ranking[:DEPTH]] for ranking in rankings])
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
@@ -59,7 +60,7 @@ class Index(Frozen):
         """Open the index in `folder`, which must have been built with the same embedder and store.
 
         `verify`: read all files and compare their SHA-256 with the manifest. Raises `BadIndex` if
-        the index does not fit the embedder, or if files are missing or damaged.
+        the index was built with another embedder, or if files are missing or damaged.
         """
         manifest = read_manifest(folder)
         built = (manifest.embedder, manifest.dimension)
@@ -76,7 +77,7 @@ class Index(Frozen):
         dense = store.open(files)
         if not len(passages) == len(dense) == manifest.passages:
             raise BadIndex(
-                f"{folder}: its files disagree on the number of passages; "
+                f"{folder}: the files of this index disagree on the number of passages; "
                 "run `rolegate index build` again."
             )
         lexical = LexicalIndex.open(files) if manifest.lexical else None
@@ -93,7 +94,7 @@ class Index(Frozen):
         """Return the `top_k` best passages for each query, best first. Of several passages with the
         same text, only the best is returned.
 
-        `vectors`: the embedded `queries`, an array of float32 of the shape (batch, dimension).
+        `vectors`: vectors of the `queries`, an array of float32 of the shape (batch, dimension).
         `document`: name of the only document to search; its passages are returned in document
         order. None to search all documents. `only`: properties that the documents must have. Scores
         are cosines, or sums of reciprocal ranks if the index has word statistics.
@@ -123,8 +124,8 @@ class Index(Frozen):
         query: str,
         top_k: int,
     ) -> list[Passage]:
-        """Return the `top_k` best passages of a document, in document order. `rows`: the document's
-        rows. `vector`: the embedded `query`.
+        """Return the `top_k` best passages of a document, in document order. `rows`: row numbers of
+        the document's passages. `vector`: vector of the `query`.
         """
         if not rows:
             return []

@@ -1,5 +1,5 @@
-"""Lexical search by BM25 (package bm25s, Lucene's variant). Texts are normalized (`fold`) and split
-into terms, without English stop words.
+"""Search by words with BM25 (package bm25s, Lucene's variant). Texts are normalized by `fold` and
+split into words; English stop words, such as "the", are removed.
 """
 
 import re
@@ -16,20 +16,20 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.manifest import Manifest
 
 LEXICAL = "lexical-2"
-"""Name of the folder with the word statistics, inside the folder of a generation. When the
-splitting of texts into terms changes, the number in the name is increased, because queries must be
-split in the same way as passages.
+"""Name of the folder with the word statistics, inside the folder of a generation. Its number is
+increased when a change of this module splits texts into other words, because queries must be split
+in the same way as the passages of an index.
 """
 OUTDATED = (
-    "its word statistics were written by another version of rolegate; run `rolegate index build` "
+    "the word statistics were written by another version of rolegate; run `rolegate index build` "
     "again, which keeps the vectors."
 )
 _ARTICLE = re.compile(r"\b(?:a|(?<![^.!?\n] )A)(?= \w)")
-"""Matches the article "a", but not the letter, as in "Vitamin A" and "Article 5 (a)"."""
+"""Matches the article "a", but not the letter "a" as in "Vitamin A" and "Article 5 (a)"."""
 
 
 class LexicalIndex:
-    """The word statistics of an index, in memory, and the search by BM25."""
+    """The word statistics of an index, in memory, and a search with BM25."""
 
     def __init__(self, scores: Any) -> None:
         self._scores = scores
@@ -81,16 +81,16 @@ def has_words(manifest: Manifest) -> bool:
 
 
 def write_lexical(folder: Path, texts: Iterable[str]) -> None:
-    """Write the word statistics of `texts`, which are in the order of the rows. Raises `BadCorpus`
-    if the texts contain only stop words.
+    """Compute the word statistics of `texts`, and write them to `folder`. `texts`: a text for each
+    row of the index, in order. Raises `BadCorpus` if the texts contain only stop words.
     """
     import bm25s
 
     words = _words(texts, return_ids=True)
     if not any(words.ids):
         raise BadCorpus(
-            "The documents contain only stop words; set retrieval.lexical to false, or build the "
-            "index without word statistics."
+            "The documents contain only stop words, such as `the`, which BM25 ignores; set "
+            "retrieval.lexical to false, or leave out --lexical."
         )
     scores = bm25s.BM25()
     scores.index(words, show_progress=False)
@@ -98,7 +98,9 @@ def write_lexical(folder: Path, texts: Iterable[str]) -> None:
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """Return the terms of each text, without stop words, in the form that bm25s expects."""
+    """Return the words of each text, without stop words, in the form that bm25s expects.
+    `return_ids`: False for lists of words, True for word ids with their vocabulary.
+    """
     import bm25s
     from bm25s.stopwords import STOPWORDS_EN
 

@@ -1,5 +1,5 @@
-"""The folder of an index. It contains one folder for each generation of the index's files, and a
-manifest that names the current generation.
+"""The folder of an index. Each build writes the files of the index to a new folder inside it, which
+is called a generation. The manifest, a JSON file, names the current generation.
 """
 
 import fcntl
@@ -19,8 +19,8 @@ from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
 READING = 4
-"""Version of the document readers and of the cutting into passages. If a file was read by another
-version, a build reads it again.
+"""Version of the code that reads documents and cuts them into passages. If the documents of an
+index were read by another version, the next build reads them again.
 """
 BUILDING = ".building"
 """Name of the folder, inside the index folder, in which a build writes the next generation."""
@@ -36,38 +36,38 @@ class FileEntry(Frozen):
 
 
 class Manifest(Frozen):
-    """Description of an index, which is stored in the index folder."""
+    """Description of an index, which is stored as JSON in the index folder."""
 
     format: Literal[2]
     generation: str
     """Name of the folder, inside the index folder, with the files of the current generation."""
     embedder: str
-    """The embedder's `identity`."""
+    """The `identity` of the embedder that computed the vectors."""
     dimension: int
     """Number of components of a vector."""
     metric: Literal["inner_product", "l2"]
-    """Metric of the FAISS index."""
+    """Metric by which the FAISS index compares vectors."""
     passages: int
     """Number of passages."""
     chunk_tokens: int
     """Max tokens of a passage; 0 for an index that was adopted from another program."""
     corpus_sha256: str
-    """Digest of the file of passages, which identifies the index's contents."""
+    """SHA-256 of the file of passages, which identifies the contents of the index."""
     lexical: bool
     """Whether the index has word statistics for BM25."""
     files: dict[str, FileEntry]
-    """All files of the generation, by their path in its folder."""
+    """All files of the current generation, by the path inside the generation's folder."""
     reading: int = 0
     """The value of `READING` when the documents were read."""
     files_not_read: dict[str, int] = {}
-    """Number of files at the indexed places that are not in the index, by suffix, most frequent
+    """Number of files in the indexed folders that are not in the index, by suffix, most frequent
     first.
     """
     vectors: str = "Flat"
     """Name of the vector store, such as a FAISS index factory string."""
     recall: Mapping[int, float] = {}
-    """Recall of approximate searches by `top_k`: the share of an exact search's passages that they
-    find. Empty for exact search.
+    """Recall of approximate searches, by `top_k`: the mean share of the `top_k` nearest passages
+    that a search finds. Empty for exact search.
     """
 
     @property
@@ -92,7 +92,7 @@ def read_manifest(folder: Path) -> Manifest:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadIndex(
-            f"{path}: damaged, or written by another version ({error}); "
+            f"{path}: is damaged, or was written by another version of rolegate ({error}); "
             "run `rolegate index build` again."
         ) from error
 
@@ -112,11 +112,11 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
         path = folder / manifest.generation / name
         if not path.is_file():
             raise BadIndex(
-                f"{path}: missing; restore the file, or run `rolegate index build` again."
+                f"{path}: is missing; restore the file, or run `rolegate index build` again."
             )
         if (size := path.stat().st_size) != entry.size_bytes:
             raise BadIndex(
-                f"{path}: its size is {size} B, but the manifest states {entry.size_bytes} B; "
+                f"{path}: has {size} bytes, but the manifest states {entry.size_bytes}; "
                 "restore the file, or run `rolegate index build` again."
             )
         if contents and sha256_of(path) != entry.sha256:
@@ -137,8 +137,8 @@ def publish(
     vectors: str = "Flat",
     recall: Mapping[int, float] = {},
 ) -> Manifest:
-    """Make the finished folder `BUILDING` of the index `out` the current generation, and return the
-    new manifest.
+    """Make the finished folder `BUILDING` in the index folder `out` the current generation, and
+    return the new manifest. The other arguments are fields of the manifest.
     """
     folder = out / BUILDING
     files: dict[str, FileEntry] = {}
@@ -168,7 +168,7 @@ def publish(
 
 
 def write_manifest(out: Path, manifest: Manifest) -> None:
-    """Replace the manifest of the index `out` atomically."""
+    """Replace the manifest in the index folder `out` atomically."""
     write_atomically(out / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
 
 
@@ -182,8 +182,8 @@ def generations(out: Path) -> list[Path]:
 
 
 def check_place(out: Path) -> None:
-    """Raise `BadIndex` unless `out` does not exist, is an empty folder, or is the folder of an
-    index.
+    """Raise `BadIndex` if an index must not be built in `out`: if it is a file, or a folder with
+    files that do not belong to an index.
     """
     if not out.is_dir():
         if out.exists():
@@ -205,10 +205,10 @@ def check_place(out: Path) -> None:
 def build_lock(
     folder: Path, *, wait: bool, waiting: Callable[[], None] = lambda: None
 ) -> Iterator[None]:
-    """Hold the build lock of the index in `folder` while the context is open.
+    """Hold the build lock of the index in `folder` while the context is open. Blocks.
 
     If another build holds the lock and `wait` is False, raise `BadIndex`. If `wait` is True, wait
-    until that build has ended, and call `waiting` repeatedly meanwhile.
+    until the other build has ended, and call `waiting` several times a second meanwhile.
     """
     with (folder / _LOCK).open("wb") as file:
         while not _locked(file):

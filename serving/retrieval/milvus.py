@@ -1,9 +1,9 @@
 """Vectors in Milvus, a vector database on another machine.
 
-Milvus finds candidates; their exact scores are computed here, from the vectors in the file of
-`FaissIndex`. Each index is a partition of a collection. A build inserts the passages that the
-partition lacks, and then deletes removed passages. So a killed build can be repeated. Gateways that
-still search the previous generation may find fewer passages for a moment, but no wrong ones.
+Milvus finds candidates. Their exact scores are computed in this process, from the vectors in the
+file of `FaissIndex`. Each index is a partition of a collection. A build inserts the passages that
+the partition lacks, and then deletes removed passages. So a killed build can be repeated. Gateways
+that still search the previous generation may find fewer passages for a moment, but no wrong ones.
 """
 
 import json
@@ -34,18 +34,18 @@ from serving.retrieval.passages import PassageStore
 _BATCH = 1024
 """Number of passages per request. Milvus accepts requests of up to 64 MiB."""
 _BUILD_S = 60.0
-"""Timeout of a request of a build, in seconds. The first search after many inserts takes longer
-than others.
+"""Timeout in seconds of a request during a build. It is long, because the first search after many
+inserts takes long.
 """
 _RECONNECT_MS = 2000
-"""Max milliseconds between two attempts to connect. gRPC's default is up to two minutes, in which
-searches would still fail although Milvus is back.
+"""Max milliseconds between two attempts to connect. With gRPC's default, two minutes, searches
+would continue to fail for that long after Milvus is up again.
 """
 _ADVICE = {
-    2: "start Milvus there, or correct `milvus.address`",
+    2: "start Milvus at `milvus.address`, or correct the address",
     100: "run `rolegate index build`",
 }
-"""Advice by Milvus's error code: no connection, or no collection."""
+"""Advice for an error, by its code in Milvus: 2 for no connection, 100 for no collection."""
 _SPECIAL = re.compile(r'[%_"\\\x00-\x1f]')
 
 
@@ -60,8 +60,8 @@ class MilvusStore:
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """See `VectorStore.build`. Raises `UpstreamUnavailable` if Milvus fails; if Milvus cannot
-        be reached, the error is raised before anything is embedded.
+        """See `VectorStore.build`. Raises `UpstreamUnavailable` if Milvus fails. If Milvus cannot
+        be reached at the start, nothing is embedded.
         """
         self._partition.create(dimension)
         FaissIndex.build(folder, dimension, batches)
@@ -69,26 +69,27 @@ class MilvusStore:
         return MilvusIndex(folder, self._partition, _BUILD_S).recall()
 
     def open(self, folder: Path) -> FaissIndex:
-        """See `VectorStore.open`. Milvus is not called before the first search. An exact index that
-        was not yet moved to Milvus can be opened, too.
+        """See `VectorStore.open`. Milvus is not called before the first search. If no build has
+        moved the index to Milvus yet, it is opened for exact search without Milvus.
         """
         if (folder / IDS).exists():
             return MilvusIndex(folder, self._partition, self._search_s)
         return FaissIndex.open(folder)
 
     def is_complete(self, folder: Path) -> bool:
-        """See `VectorStore.is_complete`. Compares the number of passages in the partition with the
-        index.
+        """See `VectorStore.is_complete`. Only the numbers of passages in the partition and in the
+        index are compared.
         """
         return self._partition.count() == len(np.unique(read_ids(folder)))
 
 
 class MilvusIndex(CandidateIndex):
-    """The opened `VectorIndex` of a partition. Searches raise `UpstreamUnavailable` if Milvus
+    """The opened `VectorIndex` of a `MilvusStore`. Searches raise `UpstreamUnavailable` if Milvus
     fails.
     """
 
     few = 0
+    """Milvus applies filters, so a filtered search always asks it for candidates."""
 
     def __init__(self, folder: Path, partition: "Partition", timeout_s: float) -> None:
         super().__init__(folder)
@@ -98,17 +99,17 @@ class MilvusIndex(CandidateIndex):
     def candidates(
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
-        """See `CandidateIndex.candidates`. Milvus applies the filter."""
+        """See `CandidateIndex.candidates`. Milvus applies the filter `only`."""
         return self._partition.search(queries, count, only, self._timeout_s)
 
 
 class Partition:
-    """A partition of a collection in Milvus. Methods raise `UpstreamUnavailable` if Milvus fails,
-    at the latest after the timeout.
+    """A partition of a collection in Milvus. Methods block, and raise `UpstreamUnavailable` if
+    Milvus fails or does not answer before the timeout.
     """
 
     def __init__(self, config: MilvusConfig, name: str) -> None:
-        """`name`: the partition's name in error messages."""
+        """`name`: name of the partition in error messages."""
         self._config = config
         self._name = name
         self._collection = config.collection
@@ -149,8 +150,8 @@ class Partition:
             return int(answer[0]["count(*)"])
 
     def fill(self, folder: Path, ids: Ids) -> None:
-        """Make the partition contain exactly the passages of the index in `folder`. `ids`: id of
-        each row.
+        """Insert and delete passages, so that the partition contains exactly those of the index in
+        `folder`. `ids`: the id of each row.
         """
         exact = FaissIndex.open(folder)
         passages = PassageStore(folder)
@@ -175,7 +176,9 @@ class Partition:
     def search(
         self, queries: Vectors, count: int, only: DocumentFilter, timeout_s: float
     ) -> list[Ids]:
-        """Return the ids of the `count` nearest passages of each query."""
+        """Return the ids of the `count` passages nearest to each query, among those that the filter
+        `only` admits (see `_condition`).
+        """
         with self._calls() as client:
             self._load(client, timeout_s)
             found = client.search(
@@ -197,7 +200,7 @@ class Partition:
         )
 
     def _reading(self) -> dict[str, Any]:
-        """Arguments of a request that sees all earlier writes."""
+        """Return arguments for a request that reads the partition after all earlier writes."""
         return {
             "partition_names": [self._config.partition],
             "consistency_level": "Strong",
@@ -211,7 +214,7 @@ class Partition:
 
     @contextmanager
     def _calls(self) -> Iterator[Any]:
-        """Yield a client, and translate its errors."""
+        """Yield a client, and turn its errors into `UpstreamUnavailable`."""
         from pymilvus import MilvusException
 
         try:
@@ -253,8 +256,9 @@ def _properties(passage: StoredPassage) -> dict[str, Any]:
 
 
 def _condition(only: DocumentFilter) -> str:
-    """Return a Milvus filter expression that matches all documents that `only` admits, and few
-    others. It may match others because special characters become wildcards in its patterns.
+    """Return a filter expression for Milvus. It matches the passages of all documents that `only`
+    admits, and of a few others, because special characters in texts become wildcards. The others
+    are dropped later.
     """
     texts = {
         "title": only.title.casefold(),

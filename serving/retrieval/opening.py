@@ -1,7 +1,7 @@
 """Open the retriever that a config describes: a remote server, or an index in this process.
 
-An index in this process is first brought up to date with its documents. When another process has
-built a new generation of the index, this process switches to it.
+An index in this process is first brought up to date with its documents. When any process has built
+a new generation of the index, this process switches to it.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ from serving.retrieval.searcher import IndexSearcher
 
 T = TypeVar("T")
 Check = Callable[[], None]
-"""Function that raises `Stopped` if the work was cancelled. Work in a thread calls it regularly."""
+"""Function that work in a thread calls regularly. It raises `Stopped` if the work was cancelled."""
 
 _FOLLOW_INTERVAL_S = 1.0
 _LOG_INTERVAL_S = 2.0
@@ -61,9 +61,9 @@ async def open_embedder(
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[Embedder]:
     """Open the embedder that a config describes. If it runs on one of the `engines`, start that
-    engine first. Raises `BadConfig`.
+    engine first. Raises `BadConfig` if the embedder cannot be opened.
 
-    `log`, `cpu_threads` and `on_change` are passed on to `serving.engines.engine.engine`.
+    For `log`, `cpu_threads` and `on_change`, see `serving.engines.engine.engine`.
     """
     if config.in_process:
         yield MiniLM()
@@ -108,8 +108,8 @@ def vector_store(config: RetrievalConfig) -> VectorStore:
 def build_configured(
     config: RetrievalConfig, embedder: Embedder, progress: Progress, **how: Any
 ) -> Built:
-    """Build the index that a config describes from the config's documents, and return the result of
-    `build_index`. `how`: further arguments of `build_index`.
+    """Call `build_index` for the index and the documents that a config describes, and return its
+    result. `how`: further keyword arguments of `build_index`.
     """
     return build_index(
         [Path(place) for place in config.documents],
@@ -149,7 +149,9 @@ async def open_retriever(
     *,
     cpu_threads: int = 1,
 ) -> AsyncIterator[IndexRetriever]:
-    """Open the retriever of a single index. See `open_indexes`."""
+    """Open the retriever of a single index, and yield it. For the arguments and errors, see
+    `open_indexes`.
+    """
     opened = open_indexes({DEFAULT_INDEX: config}, log, engines, cpu_threads=cpu_threads)
     async with opened as searched:
         yield searched.retrievers[DEFAULT_INDEX]
@@ -176,9 +178,9 @@ async def open_indexes(
 ) -> AsyncIterator[Searched]:
     """Open the retrievers that configs describe, with their embedder and its engine.
 
-    `configs`: config of each index, by name; all must have the same embedder. `embeds`: open the
-    embedder even if all indexes are remote. `log`, `cpu_threads` and `on_change` are passed on to
-    `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
+    `configs`: the config of each index, by the index's name; all have the embedder of the index
+    `default`. `embeds`: open the embedder even if all indexes are remote. For `log`, `cpu_threads`
+    and `on_change`, see `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
         embedder: Embedder | None = None
@@ -206,8 +208,8 @@ async def open_indexes(
 
 
 async def check_access(retriever: IndexRetriever) -> None:
-    """Check that the retriever can open documents, which `search.access` requires. Raises
-    `BadConfig` if it cannot. If the retriever is down, only log a warning.
+    """Raise `BadConfig` if the retriever cannot search within a single document, which the setting
+    `search.access` requires. If the retriever is down, only log a warning.
     """
     try:
         for passage in (await retriever.search(["document"], 1))[0]:
@@ -216,8 +218,8 @@ async def check_access(retriever: IndexRetriever) -> None:
                     "search.access: the index does not record the documents of its passages, so "
                     "executors cannot open documents; set search.access to false."
                 )
-            # Also search a document that does not exist: a server that ignores the field
-            # `document` returns passages of other documents, and the retriever then raises.
+            # Also search a document that does not exist. If a server ignores the field `document`,
+            # it returns passages of other documents, and the retriever raises an error.
             for name in (passage.document, "\0"):
                 await retriever.search(["document"], 1, name)
     except (UpstreamRefused, BadIndex) as error:
@@ -231,8 +233,9 @@ class Stopped(Exception):
 
 
 async def stoppable(work: Callable[[Check], T]) -> T:
-    """Run `work` in a thread and return its result. If this coroutine is cancelled, make `work`
-    stop at its next check, and wait until it has ended.
+    """Run `work` in a thread and return its result. `work` is called with a function that it must
+    call regularly (see `Check`). If this coroutine is cancelled, the next such call ends the work,
+    and the coroutine waits until the work has ended.
     """
     stopped = Event()
 
@@ -253,8 +256,8 @@ async def stoppable(work: Callable[[Check], T]) -> T:
 async def _open_searcher(
     config: RetrievalConfig, embedder: Embedder, log: Log
 ) -> AsyncIterator[IndexSearcher]:
-    """Bring the config's index up to date and open a searcher for it. While the context is open,
-    the searcher switches to new generations of the index.
+    """Bring the config's index up to date, and yield a searcher for it. While the context is open,
+    the searcher switches to each new generation of the index.
     """
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
     searcher = IndexSearcher(index, embedder)
@@ -285,8 +288,9 @@ async def _follow(
     seen: Manifest | None,
     embedder: Embedder,
 ) -> None:
-    """Make `searcher` switch to each new generation of the index. A generation that cannot be
-    opened is skipped. Runs forever. `seen`: manifest of the open generation.
+    """Make `searcher` switch to each new generation of the index. If a generation cannot be opened,
+    log the error and wait for the next one. Never returns. `seen`: manifest of the generation that
+    is open at first.
     """
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
@@ -320,8 +324,8 @@ def _update(
     log: Log,
     check: Check,
 ) -> None:
-    """Bring the index up to date with its documents. If that fails, log the error and keep the old
-    index; if there is no old index, raise the error.
+    """Bring the index up to date with its documents. If that fails and there is an older index, log
+    the error and keep the older index. If there is none, raise the error.
     """
     logged_at = time.monotonic()
 

@@ -34,19 +34,21 @@ _P = TypeVar("_P", bound=Passage)
 
 
 def embedded_text(passage: Passage) -> str:
-    """Return the text by which searches find a passage: title and text. It is embedded, and is the
-    source of the BM25 statistics.
+    """Return the title and the text of a passage. Its vector and its word statistics are computed
+    from both.
     """
     return f"{passage.title}\n{passage.text}"
 
 
 class PassageStore:
-    """The passages of an index, as a sequence by row number. The files stay memory-mapped as long
-    as the object exists. Reading a damaged row raises `BadIndex`.
+    """The passages of an index, by row number from 0. The files stay memory-mapped as long as the
+    object exists. Reading a damaged row raises `BadIndex`.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises `BadIndex` if the files are missing or do not belong together."""
+        """Open the files in `folder`, the folder of a generation. Raises `BadIndex` if they are
+        missing or do not belong together.
+        """
         self._path = folder / PASSAGES
         self._admitted: LRUCache[DocumentFilter, NDArray[np.int64]] = LRUCache(64)
         self._lock = Lock()
@@ -78,7 +80,7 @@ class PassageStore:
         return self._decoded(row, Passage)
 
     def stored(self, row: int) -> StoredPassage:
-        """Return a passage with the metadata of its document."""
+        """Return the passage in a row, with the metadata of its document."""
         return self._decoded(row, StoredPassage)
 
     def _decoded(self, row: int, kind: type[_P]) -> _P:
@@ -104,16 +106,16 @@ class PassageStore:
 
     @cachedmethod(attrgetter("_admitted"), lock=attrgetter("_lock"))
     def admitted(self, only: DocumentFilter) -> NDArray[np.int64]:
-        """Return the numbers of the rows whose documents pass the filter `only`. The first call
-        with a filter reads all passages; the results of the last 64 filters are cached.
-        Thread-safe.
+        """Return the numbers of the rows whose documents pass the filter `only`, sorted. The first
+        call with a filter reads all passages. The results for the 64 most recently used filters are
+        cached. Thread-safe.
         """
         decoder = msgspec.json.Decoder(_Described)
         known = (decoder.decode(self.line(row)).metadata for row in range(len(self)))
         return np.flatnonzero([only.admits(*astuple(metadata)) for metadata in known])
 
     def line(self, row: int) -> bytes:
-        """Return the JSON line of a passage with its metadata."""
+        """Return the JSON line of the passage in a row, with the metadata of its document."""
         return self._lines[self._offsets[row] : self._offsets[row + 1]]
 
 
@@ -126,10 +128,10 @@ class _Described(Frozen):
 
 
 class PassageWriter:
-    """Writes the passages and offsets of a new index. As a context manager, it writes the file of
-    offsets on exit, unless an error was raised.
+    """Writes the passages of a new index, and the offset of each in the file. It is a context
+    manager; on exit, it writes the file of offsets, unless an error was raised.
 
-    Only the ids of the passages are kept in memory.
+    Only the ids and offsets of the passages are kept in memory.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -156,8 +158,9 @@ class PassageWriter:
     def write(self, placed: Iterable[tuple[str, StoredPassage]]) -> None:
         """Add passages. If an error is raised, none of them is added.
 
-        `placed`: pairs of a passage's place, for error messages, and the passage. Raises
-        `DuplicateId` if an id occurs twice, and the errors that reading `placed` raises.
+        `placed`: pairs of a place and a passage. Errors about the passage name the place, such as a
+        file. Raises `DuplicateId` if an id occurs twice, and the errors that iterating over
+        `placed` raises.
         """
         before = len(self)
         try:
@@ -201,16 +204,16 @@ class DocumentEntry(Frozen):
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
-    """Write the list of source files to `folder`, one line per file."""
+    """Write the entries of an index's source files to a file in `folder`, one line per entry."""
     # The standard library's JSON, because paths may contain surrogates, which msgspec refuses
     lines = (json.dumps(msgspec.to_builtins(entry)) + "\n" for entry in entries)
     (folder / DOCUMENTS).write_text("".join(lines), "ascii")
 
 
 def read_table(folder: Path) -> list[DocumentEntry]:
-    """Read the list of source files from `folder`. The files are in the order of their passages.
+    """Return the entries that `write_table` wrote to `folder`, in the same order.
 
-    Raises `OSError`, `ValueError` or `msgspec.ValidationError` if it cannot be read.
+    Raises `OSError`, `ValueError` or `msgspec.ValidationError` if they cannot be read.
     """
     lines = (folder / DOCUMENTS).read_bytes().splitlines()
     return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines]

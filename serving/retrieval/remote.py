@@ -1,4 +1,6 @@
-"""Retrieval from a server of the gRPC service `rolegate.v1.RetrievalService`."""
+"""Retrieval from a server with the gRPC service `rolegate.v1.RetrievalService`, such as `rolegate
+retrieve serve`.
+"""
 
 import json
 from collections.abc import Sequence
@@ -33,12 +35,14 @@ _RETRIES = {
     ],
     "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
 }
-"""gRPC service config. The throttling stops retries while many searches fail."""
+"""gRPC service config, which makes the channel retry searches. `retryThrottling` stops retries
+while many searches fail.
+"""
 
 
 class RemoteRetriever:
-    """A `Retriever` that sends searches over one plaintext gRPC channel. It must be created while
-    an event loop runs.
+    """An `IndexRetriever` that sends searches over one plaintext gRPC channel. It must be created
+    while an event loop runs.
     """
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
@@ -66,8 +70,8 @@ class RemoteRetriever:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. If the server is unavailable, the search is retried twice
-        within the timeout. Cancelling the task cancels the call.
+        """See `IndexRetriever.search`. If the server is unavailable, the search is retried up to
+        twice within the timeout. Cancelling the task cancels the call.
         """
         if not queries:
             return []
@@ -77,7 +81,10 @@ class RemoteRetriever:
             response = await self._stub.Search(request, timeout=self._timeout_s)
         except grpc.aio.AioRpcError as error:
             kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
-            raise kind(f"{error.code().name}: {error.details()}", endpoint=self._address) from error
+            raise kind(
+                f"the search failed with {error.code().name}: {error.details()}",
+                endpoint=self._address,
+            ) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
                 "the retrieval server must return one result per query "
@@ -86,7 +93,8 @@ class RemoteRetriever:
             )
         if wanted and not response.filtered:
             raise UpstreamRefused(
-                "the retrieval server cannot filter documents", endpoint=self._address
+                "the retrieval server cannot filter documents; leave the filter out",
+                endpoint=self._address,
             )
         self.index_id = response.index_id or None
         results = [

@@ -1,8 +1,9 @@
-"""Reranking: a model orders the passages that a search finds. Its endpoint has the API of Jina,
-Cohere and vLLM (`POST …/rerank`), or of vLLM alone (`POST …/score`).
+"""Reranking: a model orders the passages that a search finds by their relevance. The model's
+endpoint has the API of Jina, Cohere and vLLM (`POST …/rerank`), or another one of vLLM
+(`POST …/score`).
 
-A search never fails because of its reranker. If reranking fails, the passages keep their order, and
-the record of the search has the error.
+A search never fails because of the reranker. If reranking fails, the passages keep their order, and
+the error is recorded with the search.
 """
 
 import asyncio
@@ -30,9 +31,9 @@ from serving.config.secrets import api_key
 from serving.retrieval.endpoint import JSONEndpoint
 
 _MAX_CHARS = 8000
-"""Max characters of a passage that are sent to the model."""
+"""Max characters of a passage, with its title, that are sent to the model."""
 _MAX_MARKS = 16
-"""Max tokens that a model adds to a query and a passage, such as separators."""
+"""Max tokens that a model adds to a pair of query and passage, such as separators."""
 _log = structlog.get_logger("reranker")
 
 
@@ -69,8 +70,8 @@ request, and the type of the reply.
 async def rerank(
     config: RerankerConfig, session: aiohttp.ClientSession, query: str, passages: list[Passage]
 ) -> Reranked:
-    """Return all `passages`, the most relevant to `query` first, with their scores. Raises
-    `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
+    """Call the reranker, and return all `passages` with its scores, the most relevant to `query`
+    first. Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
     """
     query_name, texts_name, reply_type = _FORMS[config.form]
     url = f"{config.base_url.rstrip('/')}/{config.form}"
@@ -95,8 +96,8 @@ def _text(passage: Passage) -> str:
 
 
 class RerankedRetriever(Frozen):
-    """A retriever that searches for more passages than requested, reranks them, and returns the
-    best.
+    """An `IndexRetriever` that searches for more passages than requested, reranks them, and returns
+    the best.
     """
 
     retriever: IndexRetriever
@@ -107,7 +108,9 @@ class RerankedRetriever(Frozen):
 
     @property
     def index_id(self) -> str | None:
-        """See `IndexRetriever.index_id`. The id also contains the settings of the reranker."""
+        """See `IndexRetriever.index_id`. The id also contains the name of the reranker's model and
+        the number of passages that are reranked.
+        """
         inner = self.retriever.index_id
         return inner and f"{inner} {self.config.candidates} {self.config.model}"
 
@@ -118,10 +121,10 @@ class RerankedRetriever(Frozen):
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. The passages of an opened document keep their order."""
+        """See `IndexRetriever.search`. If `document` is given, nothing is reranked."""
         if document is not None:
             return await self.retriever.search(queries, top_k, document, only)
-        # One search per query, because a server limits the passages of all queries of a search
+        # One search per query, because servers limit the passages of all queries together
         return await asyncio.gather(*(self._search(query, top_k, only) for query in queries))
 
     async def _search(self, query: str, top_k: int, only: DocumentFilter) -> list[Passage]:
@@ -138,11 +141,13 @@ class RerankedRetriever(Frozen):
         return best
 
     async def _booked(self, query: str, passages: list[Passage]) -> Reranked:
-        """Call the reranker. If the search belongs to a run, book the call in the run's ledger."""
+        """Return reranked passages. If the search belongs to a run, record the call of the model in
+        the run's ledger, which may refuse it because of a token or cost limit.
+        """
         booking = BOOKING.get()
         if booking is None:
             return await rerank(self.config, self.session, query, passages)
-        # A tokenizer makes at most one token per byte
+        # Upper bound of the prompt's tokens: a tokenizer makes at most one token per byte
         texts = (query + _text(passage) for passage in passages)
         bound = sum(len(text.encode()) + _MAX_MARKS for text in texts)
         worst = NOTHING
@@ -159,7 +164,7 @@ class RerankedRetriever(Frozen):
         async with booking.ledger.attempt(caller, "rerank", 1, worst) as attempt:
             best = await rerank(self.config, self.session, query, passages)
             tokens = best.reranking.tokens
-            if tokens is None:  # book an estimate, since the bound is several times too high
+            if tokens is None:  # record an estimate, because the bound is several times too high
                 estimate = max(1, bound // BYTES_PER_TOKEN)
                 attempt.usage = Usage(estimate, 0, estimated=True)
             else:
@@ -173,8 +178,8 @@ def reranked(
     session: aiohttp.ClientSession,
     prices: Mapping[str, Price] = {},
 ) -> IndexRetriever:
-    """Return `retriever` with a reranker; `retriever` itself if `config` is None. `prices`: prices
-    of models, by name.
+    """Return a retriever that reranks the passages of `retriever`; `retriever` itself if `config`
+    is None. `prices`: prices of models, by the model's name.
     """
     if config is None:
         return retriever

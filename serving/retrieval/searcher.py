@@ -1,8 +1,8 @@
 """Retrieval from an index in this process.
 
-Embedding is faster in batches. So a single thread embeds and searches, and all searches that arrive
-while the thread works form its next batch. Each search awaits a future, which is resolved on the
-event loop when the batch is done.
+Embedding is faster in batches. So a single thread embeds and searches for all callers. The searches
+that arrive while it works on a batch form its next batch. Each search awaits a future, which is
+resolved on the event loop when its batch is done.
 """
 
 import asyncio
@@ -21,35 +21,35 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 
 _Results = dict[str, list[Passage]]
-"""The passages found for each query, by query."""
+"""The passages found for each query, by the query's text."""
 _Scope = tuple[int, str | None, DocumentFilter]
-"""Scope of a search: `top_k`, the document to search (None for all documents), and the filter for
-documents.
+"""The arguments of a search other than its queries: `top_k`, the document to search (None for all
+documents), and the filter for documents.
 """
 
 
 class _Searched(Frozen):
-    """The current index, and a cache of search results."""
+    """The current index, and a cache of the results of searches in it."""
 
     index: Index
     cache: LRUCache[tuple[str, _Scope], list[Passage]]
-    """Passages by query and scope. Used only on the event loop, not in the thread."""
+    """Passages by query and scope. Only the event loop may use it, not the thread."""
 
 
 class _Request(Frozen):
-    """A search that waits for its batch."""
+    """A search that waits for the thread."""
 
     queries: tuple[str, ...]
-    """Queries without duplicates."""
+    """Queries, each only once."""
     scope: _Scope
     results: asyncio.Future[_Results]
 
 
 class IndexSearcher:
-    """A `Retriever` over an `Index`, with one thread that embeds and searches in batches.
+    """An `IndexRetriever` for an `Index`, with one thread that embeds and searches in batches.
 
-    The results of a query do not depend on the other queries in its batch, unless the embedder is
-    an endpoint whose vectors depend on the batch.
+    The results of a query do not depend on the other queries in its batch. The exception is an
+    embedding endpoint whose vectors depend on the batch.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class IndexSearcher:
         max_batch: int = 64,
         cache: int = 10_000,
     ) -> None:
-        """`max_batch`: number of queries at which a batch is full. `cache`: max number of queries
-        whose passages are cached. The cache is emptied when the index is swapped.
+        """`max_batch`: number of queries at which no further search is added to a batch. `cache`:
+        max number of queries whose passages are cached.
         """
         self._embedder = embedder
         self._batch_queries = max_batch
@@ -74,8 +74,8 @@ class IndexSearcher:
 
     @property
     def index_id(self) -> str:
-        """Identifier of the current index: the digest of its passages, with the store of the
-        vectors if it is approximate.
+        """Identifier of the current index: the digest of its passages, followed by the name of the
+        vector store if searches are approximate.
         """
         manifest = self._searched.index.manifest
         return f"{manifest.corpus_sha256} {manifest.vectors}".removesuffix(" Flat")
@@ -91,7 +91,8 @@ class IndexSearcher:
         the errors of the embedder.
         """
         if only != NO_FILTER:
-            # The first search with a filter reads all passages; other searches must not wait.
+            # The first search with a filter reads all passages. Other searches must not wait for
+            # that, so it is done in another thread.
             await asyncio.to_thread(self._searched.index.passages.admitted, only)
         normalized = [" ".join(query.split()) for query in queries]
         cache = self._searched.cache
@@ -111,8 +112,8 @@ class IndexSearcher:
         return [list(results[query]) for query in normalized]
 
     def swap(self, index: Index) -> None:
-        """Replace the index: the next batch searches `index`. A batch that is being searched still
-        uses the previous index.
+        """Replace the index, and empty the cache. The next batch searches `index`; the batch on
+        which the thread works still uses the previous index.
         """
         self._searched = _Searched(index, LRUCache(self._cache_queries))
 
@@ -128,8 +129,8 @@ class IndexSearcher:
             batch[0].results.get_loop().call_soon_threadsafe(_deliver, batch, outcomes, searched)
 
     def _next_batch(self) -> list[_Request]:
-        """Wait until there is a request, and return all waiting requests up to a full batch. Return
-        an empty list if the thread should end.
+        """Wait until there is a request, and return the waiting requests, up to a full batch.
+        Return an empty list if the thread should end.
         """
         batch: list[_Request] = []
         size = 0
@@ -145,13 +146,14 @@ class IndexSearcher:
         return batch
 
     def _outcomes(self, batch: list[_Request], index: Index) -> list[_Results | Exception]:
-        """Return, for each request of the batch, its results or its error."""
+        """Return the outcome of each request in the batch, in order: its results, or an error."""
         try:
             results = self._search(batch, index)
         except UpstreamRefused as error:
             if len(batch) == 1:
                 return [error]
-            # One request with a refused query must not make the others fail, so search one by one
+            # The embedder refused one of the queries. Search for each request alone, so that the
+            # others do not fail.
             return [self._outcomes([request], index)[0] for request in batch]
         except Exception as error:
             return [error] * len(batch)
@@ -179,7 +181,9 @@ class IndexSearcher:
 def _deliver(
     batch: list[_Request], outcomes: list[_Results | Exception], searched: _Searched
 ) -> None:
-    """Resolve the futures of a batch with its `outcomes`, and cache the results."""
+    """Resolve the futures of a batch with its `outcomes`, and cache the results in `searched`. Runs
+    on the event loop.
+    """
     for request, outcome in zip(batch, outcomes, strict=True):
         is_open = not request.results.done()  # done if the search was cancelled
         if isinstance(outcome, Exception):

@@ -30,16 +30,17 @@ MAX_PASSAGES = 2560
 """Max passages of one search, for all of its queries together."""
 MAX_BODY_BYTES = 1 << 20
 _MAX_BYTES = 4_000_000
-"""Max bytes of a response, below the 4 MiB that gRPC clients accept by default."""
+"""Max bytes of a gRPC response. It is less than the 4 MiB that clients accept by default."""
 
 _log = structlog.get_logger()
 
 
 def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
-    """Check a search request, and return its `top_k`; if that is 0, return `default`.
+    """Return the `top_k` of a search request, or `default` if it is 0. Raises `BadRequest` if the
+    request exceeds a limit.
 
     A request must have 1 to 256 queries of 1 to 8192 characters, a `top_k` of 0 to 100, and at most
-    2560 passages for all queries together. Raises `BadRequest` if it exceeds one of these limits.
+    2560 passages for all queries together.
     """
     if not 1 <= len(queries) <= MAX_QUERIES:
         raise BadRequest(f"queries: must be 1 to {MAX_QUERIES} queries, got {len(queries)}.")
@@ -48,8 +49,8 @@ def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
             raise BadRequest(f"queries[{number}]: is empty; write a query, or leave it out.")
         if len(query) > MAX_QUERY_CHARS:
             raise BadRequest(
-                f"queries[{number}]: must have at most {MAX_QUERY_CHARS} characters, got "
-                f"{len(query)}."
+                f"queries[{number}]: has {len(query)} characters, but at most {MAX_QUERY_CHARS} "
+                "are allowed; shorten it."
             )
     if not 0 <= top_k <= MAX_TOP_K:
         raise BadRequest(
@@ -59,14 +60,14 @@ def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
     if len(queries) * top_k > MAX_PASSAGES:
         raise BadRequest(
             f"top_k: {len(queries)} queries with {top_k} passages each exceed the limit of "
-            f"{MAX_PASSAGES} passages per search; send fewer queries at a time."
+            f"{MAX_PASSAGES} passages per request; send fewer queries at a time, or lower top_k."
         )
     return top_k
 
 
 class RetrievalServicer(RetrievalServiceServicer):
-    """The gRPC service. An interceptor of the server translates errors of `router.errors` to gRPC
-    statuses.
+    """The gRPC service `RetrievalService`. An interceptor of the server translates errors of
+    `router.errors` to gRPC statuses.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class RetrievalServicer(RetrievalServiceServicer):
         default_top_k: int = 3,
     ) -> None:
         """`retriever`: retriever of the only index, or all indexes to search. `default_top_k`:
-        passages per query if a request has no `top_k`, or 0.
+        number of passages per query for requests whose `top_k` is absent or 0.
         """
         self._indexes = Indexes.of(retriever)
         self._default_top_k = default_top_k
@@ -86,7 +87,7 @@ class RetrievalServicer(RetrievalServiceServicer):
         request: SearchRequest,
         context: grpc.aio.ServicerContext[SearchRequest, SearchResponse],
     ) -> SearchResponse:
-        """Answer the RPC `Search`: return the passages for each query. Raises `BadRequest`, and the
+        """Handle the RPC `Search`: return the passages for each query. Raises `BadRequest`, and the
         errors of the retriever.
         """
         queries = list(request.queries)
@@ -108,8 +109,8 @@ class RetrievalServicer(RetrievalServiceServicer):
         )
         if (size := response.ByteSize()) > _MAX_BYTES:
             raise BadRequest(
-                f"queries: their passages have {size} bytes, but at most {_MAX_BYTES} are "
-                "allowed; send fewer queries, or lower top_k."
+                f"queries: the response with all passages has {size} bytes, but at most "
+                f"{_MAX_BYTES} are allowed; send fewer queries, or lower top_k."
             )
         return response
 
@@ -129,8 +130,8 @@ def retrieval_app(
 
     Errors have the body `{"error": …}`. The statuses are 400 for an invalid request, 413 for a body
     above 1 MiB, 421 for an unknown host name, and 503 if the search failed, without details.
-    `default_top_k`: passages per query if a request has no `topk`. `readiness`: if given,
-    `GET /health` returns 503 while retrieval is down.
+    `default_top_k`: number of passages per query for requests without `topk` or `k`. `readiness`:
+    if given, `GET /health` returns 503 while retrieval is down.
     """
 
     async def retrieve(request: web.Request) -> web.Response:
@@ -173,7 +174,7 @@ async def _plain_errors(
         return _json(error.status, {"error": error.text})
     except UpstreamError as error:
         _log.warning("retrieve.failed", error=str(error))
-        return _json(503, {"error": "The search is not available at the moment; try again."})
+        return _json(503, {"error": "The search failed at the server; try again later."})
 
 
 def _decoded(body: bytes) -> _Body:

@@ -230,7 +230,7 @@ async def test_milvus_is_asked_for_the_passages(live: Live, tmp_path: Path) -> N
         away = (await live.checked(config)).said
 
     assert "are missing in Milvus rolegate/main; run `rolegate index build`." in str(lost)
-    assert "start Milvus there, or correct `milvus.address`" in str(away)
+    assert "start Milvus at `milvus.address`, or correct the address" in str(away)
 
 
 async def test_a_good_endpoint_passes(live: Live) -> None:

@@ -47,7 +47,7 @@ def test_vectors_are_unit_float32(embedder: MiniLM) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"something else", "are not the official weights.*reinstall"), (None, "cannot be read")],
+    [(b"something else", "these are not the official.*reinstall"), (None, "cannot be read")],
 )
 def test_other_weights_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
     """Weights with another hash are never loaded; the message names the file and what to do."""

@@ -190,14 +190,14 @@ def test_the_manifest_describes_the_folder(index_folder: Path, embedder: MiniLM)
     ("name", "content", "message"),
     [
         ("manifest.json", None, "index: contains no finished index"),
-        ("manifest.json", b'{"form', r"manifest\.json: damaged"),
+        ("manifest.json", b'{"form', r"manifest\.json: is damaged"),
         (
             "manifest.json",
             b'{"format":3,"all":"new"}',
             r"manifest\.json: .*another version.*run `rolegate index build` again",
         ),
-        ("000001/offsets.npy", None, r"offsets\.npy: missing"),
-        ("000001/dense.faiss", b"x", r"dense\.faiss: its size is 1 B, but the manifest states"),
+        ("000001/offsets.npy", None, r"offsets\.npy: is missing"),
+        ("000001/dense.faiss", b"x", r"dense\.faiss: has 1 bytes, but the manifest states"),
     ],
 )
 def test_a_damaged_index_is_refused(

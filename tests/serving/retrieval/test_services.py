@@ -199,7 +199,7 @@ async def test_a_bad_body_is_refused(body: object, status: int, message: str) ->
 async def test_a_dead_retriever_is_503_without_its_address() -> None:
     """The message asks to retry."""
     async with http(FailingRetriever(1)) as session:
-        failed = {"error": "The search is not available at the moment; try again."}
+        failed = {"error": "The search failed at the server; try again later."}
         assert await post(session, {"queries": ["known"]}) == (503, failed)
 
 
@@ -364,7 +364,7 @@ async def test_an_unavailable_server_is_retried() -> None:
         ([], 3, "must be 1 to 256 queries, got 0"),
         (["x"] * 257, 3, "got 257"),
         (["x", " \n"], 3, r"queries\[1\]: is empty"),
-        (["x" * 8193], 3, r"queries\[0\]: must have at most 8192 characters, got 8193"),
+        (["x" * 8193], 3, r"queries\[0\]: has 8193 characters, but at most 8192"),
         (["x"], -1, "top_k: must be 1 to 100, or 0 for the default of 3, got -1"),
         (["x"], 101, "top_k: must be .* got 101"),
         (
