@@ -1,5 +1,5 @@
 """A connection to one MCP server through the official SDK, to list tools and call them. The length
-of outputs is limited, and the server's secrets are masked in them.
+of the tools' outputs is limited, and secrets that the server was given are masked in them.
 """
 
 import asyncio
@@ -29,20 +29,22 @@ _MAX_PAGES = 50
 """Max pages of a tool list after the first page."""
 _REASON_CHARS = 500
 _OVERHEAD_BYTES = 1 << 20
-"""Bytes that a message may have in addition to the longest allowed text."""
+"""Max bytes of a message in addition to the longest allowed text."""
 _PAGE = re.compile("^- Page URL: (?P<address>.*)\n- Page Title: (?P<title>.*)", re.MULTILINE)
-"""The open page in an output of Playwright's server, which returns no resources. The text of a page
-cannot contain such lines, because in a snapshot each text follows the role of its element.
+"""Matches address and title of the open page in an output of Playwright's server, which reports
+them only there. The text of a web page cannot imitate these lines, because in Playwright's
+snapshots each text comes after the role of its element.
 """
 _CLIENT_INFO = types.Implementation(name="rolegate", version=version("rolegate"))
 
 
 @asynccontextmanager
 async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConnection"]:
-    """Open a connection to a tool server: start its program, or connect to its URL. `name`: NAME of
-    its table `[tools.NAME]`.
+    """Open a connection to a tool server: start its program, or connect to its URL. `name`: the
+    server's name in the config, NAME of `[tools.NAME]`.
 
-    Raises `ConnectionError` for every failure, even if the surrounding task was cancelled.
+    Raises `ConnectionError` for every failure, also if the SDK fails because the surrounding task
+    was cancelled.
     """
     stale = asyncio.Event()
     max_bytes = _OVERHEAD_BYTES + 4 * config.max_chars
@@ -66,8 +68,8 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
                     config.url, http_client=http, max_sse_event_size=max_bytes
                 )
 
-            # All servers support the legacy handshake. After it, a server announces changes of its
-            # tool list without a subscription.
+            # All servers support the legacy handshake. With it, a server announces changes of its
+            # tool list, and the client need not subscribe to them.
             client = Client(
                 transport,
                 mode="legacy",
@@ -88,20 +90,23 @@ async def connect(name: str, config: ToolServerConfig) -> AsyncIterator["MCPConn
 
 
 class MCPConnection(Frozen):
-    """A connection to a running MCP server, which uses the SDK's client."""
+    """An open connection to an MCP server."""
 
     server: str
+    """The server's name in the config."""
     client: Client
     stale: asyncio.Event
-    """Set when the tool list may have changed or the server may be gone, so that the tools must be
-    listed again.
+    """Set when the tools must be listed again, because the list may have changed, or because it is
+    unclear whether the server still answers.
     """
     max_chars: int
+    """Max characters of a tool's output. Longer outputs are cut off."""
     secrets: Secrets
+    """Strings that are masked in outputs and errors."""
 
     async def tools(self) -> list[Tool]:
-        """Return the server's tools: those on the first page of its list, and on at most
-        `_MAX_PAGES` further pages.
+        """Return the server's tools. A server may send the list in pages; at most the first page
+        and `_MAX_PAGES` further pages are read.
         """
         page = await self.client.list_tools()
         listed = page.tools
@@ -123,18 +128,18 @@ class MCPConnection(Frozen):
         )
         try:
             msgspec.json.encode(arguments)
-        except (ValueError, TypeError):  # it would end the connection to the server
+        except (ValueError, TypeError):  # sending them would end the connection to the server
             raise self._failed(
-                "the arguments contain half of a surrogate pair; call the tool without it"
+                "a text in the arguments has half of a surrogate pair; call the tool without it"
             ) from None
 
         try:
-            # Not `call_tool`, because it checks outputs against the server's schemas, which may
-            # contain harmful regular expressions.
+            # `call_tool` is not used, because it checks outputs against the server's schemas, whose
+            # regular expressions may take exponential time.
             result = await self.client.session.send_request(request, types.CallToolResult)
         except ValueError as error:
             self.stale.set()
-            raise self._failed("the server's answer is not a valid result") from error
+            raise self._failed("the server's answer is not a valid result of a tool") from error
         except (MCPError, RuntimeError, OSError) as error:
             self.stale.set()
             raise self._failed(reason(error)) from error
@@ -171,8 +176,8 @@ def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) ->
     """Return the texts of a tool's result, joined and with secrets masked. Only the first
     `max_chars` characters are kept. Pictures and sounds are left out.
 
-    If the result has exactly one resource or link to a resource, the output gets the title and the
-    address of that resource.
+    If the result contains exactly one resource, or one link to a resource, the output also has the
+    title and the address of this resource.
     """
     texts = []
     resources = []

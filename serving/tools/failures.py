@@ -1,9 +1,9 @@
-"""Describe failures of MCP servers in words."""
+"""Turn exceptions of MCP servers and their connections into texts for error messages."""
 
 
 def reason(error: BaseException) -> str:
-    """Return the message of an error on one line, or its type if it has no message. For an
-    exception group, that is the message of its first error.
+    """Return the message of an error on one line, or the name of its type if it has no message. For
+    an exception group, return the message of the first error in it.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,6 +1,7 @@
 """The MCP servers of a gateway: keep them running, list their tools, and limit concurrent calls.
-All workers of all runs share one connection to a server, or each worker has its own
-(`own_sessions`).
+
+A worker is an executor that works on one sub-query of a manager. All workers of all runs share one
+connection to a server, unless the server's setting `own_sessions` gives each worker its own.
 """
 
 import asyncio
@@ -22,19 +23,19 @@ _FIRST_PAUSE_S = 1.0
 """Pause before the first restart of a server."""
 _MAX_PAUSE_S = 60.0
 _STABLE_AFTER_S = 60.0
-"""Uptime of a server after which the pause before its next restart is the first pause again. After
-a shorter uptime, the pause doubles, up to `_MAX_PAUSE_S`.
+"""Seconds after which a running server counts as stable. Each restart of a server that was not
+stable doubles the pause before the next one, up to `_MAX_PAUSE_S`.
 """
 
 
 class ToolPool:
-    """The MCP servers of a gateway, or the part of them that one worker may use."""
+    """The MCP servers of a gateway, or those of them that one worker may use."""
 
     def __init__(self, servers: Mapping[str, "_Server"]) -> None:
         self._servers = servers
 
     def view(self, names: Collection[str]) -> Tools:
-        """Return a pool with only the servers `names`, for one worker."""
+        """Return a pool with only the servers `names`, for the workers of one manager."""
         return ToolPool({name: self._servers[name] for name in names})
 
     async def available(self) -> Sequence[Tool]:
@@ -45,14 +46,15 @@ class ToolPool:
         """Call a tool of one of the servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
             raise ToolFailed(
-                "this worker may not call that server", endpoint=f"tools.{tool.server}"
+                "this worker may not call this server, since its manager's `tools` lacks it",
+                endpoint=f"tools.{tool.server}",
             )
         return await server.call(tool.name, arguments)
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Tools]:
-        """Open a session for one worker. Servers with `own_sessions` get a new connection for it;
-        the connections of other servers are shared.
+        """Open a session for one worker, and yield the tools that it may call. The worker gets its
+        own connections to servers with `own_sessions`; connections to other servers are shared.
         """
         async with AsyncExitStack() as stack:
             yield ToolPool({name: server.within(stack) for name, server in self._servers.items()})
@@ -67,8 +69,8 @@ async def tool_pool(
 ) -> AsyncIterator[ToolPool]:
     """Start the MCP servers in `configs`, and keep them running while the context is open.
 
-    A server that is down is reported to `readiness` as `tools.NAME`; the other servers are not
-    affected. `first_pause_s`: seconds before the first restart of a server.
+    A server that is down is reported to `readiness` as `tools.NAME`, and does not affect the other
+    servers. `first_pause_s`: seconds before the first restart of a server.
     """
     servers = {name: _Server(name, config, readiness) for name, config in configs.items()}
     async with _kept_running(servers.values(), first_pause_s):
@@ -79,7 +81,7 @@ async def tool_pool(
 async def _kept_running(
     servers: Collection["_Server"], first_pause_s: float
 ) -> AsyncIterator[None]:
-    """Keep servers running while the context is open."""
+    """Start servers, and restart them when they end, while the context is open."""
     async with background_tasks(*(server.keep_running(first_pause_s) for server in servers)):
         try:
             yield
@@ -108,14 +110,14 @@ class _Server:
         self.closing = False
 
     def within(self, stack: AsyncExitStack) -> "_Server":
-        """Return the server as one worker uses it. With `own_sessions`, the worker's session ends
-        when `stack` is closed.
+        """Return the server for one worker. With `own_sessions`, it has the worker's own session,
+        which ends when `stack` is closed.
         """
         return _OwnServer(self, stack) if self._config.own_sessions else self
 
     async def available(self) -> Sequence[Tool]:
-        """Wait until the first start has succeeded or failed, then return the server's tools that
-        are allowed.
+        """Wait until the first start has succeeded or failed. Then return those tools of the server
+        that its setting `allow` names; none if the server is down.
         """
         await self._started.wait()
         return tuple(self._tools.values())
@@ -128,20 +130,21 @@ class _Server:
         async with self._slots:
             if (connection := self._connection) is None:
                 raise ToolFailed(
-                    f"the server is down: {self._down_reason}", endpoint=self._endpoint
+                    f"the server is down: {self._down_reason}; retry later", endpoint=self._endpoint
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    "the server has no such tool, or `allow` does not name it",
+                    "the server has no tool of this name, or its `allow` does not list the tool",
                     endpoint=self._endpoint,
                 )
             try:
                 async with asyncio.timeout(self._config.timeout_s):
                     return await connection.call(name, arguments)
             except TimeoutError:
-                connection.stale.set()  # lists the tools, which shows whether the server answers
+                # Have the tools listed, which shows whether the server still answers
+                connection.stale.set()
                 raise ToolFailed(
-                    f"took more than {self._config.timeout_s:g} s", endpoint=self._endpoint
+                    f"took over {self._config.timeout_s:g} s (timeout_s)", endpoint=self._endpoint
                 ) from None
 
     async def keep_running(self, first_pause_s: float) -> None:
@@ -163,7 +166,7 @@ class _Server:
                         tools = await connection.tools()
                         limit.reschedule(None)
                         self._update(connection, tools)
-                        # Pause, because a server may announce a change after every list it sends.
+                        # Pause, because some servers announce a change after each listing
                         await asyncio.sleep(first_pause_s)
                         await connection.stale.wait()
                         limit.reschedule(loop.time() + limit_s)
@@ -194,8 +197,9 @@ class _Server:
 
 
 class _OwnServer(_Server):
-    """A worker's own session with a server. It starts with the worker's first call, because many
-    workers call no tool, and ends with the worker. The shared server only lists the tools.
+    """A worker's own session with a server. It starts with the worker's first call of a tool,
+    because many workers call none, and ends with the worker. The tools are those that `shared`, the
+    server's shared connection, has listed.
     """
 
     def __init__(self, shared: _Server, stack: AsyncExitStack) -> None:
@@ -205,12 +209,12 @@ class _OwnServer(_Server):
         self._opened = False
 
     async def available(self) -> Sequence[Tool]:
-        """Return the tools of the shared server."""
+        """Return the allowed tools, as the shared connection has listed them."""
         return await self._shared.available()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolOutput:
-        """Call a tool. The first call starts the session, after waiting until fewer than
-        `max_in_flight` sessions are open. Raises `ToolFailed`.
+        """Call a tool. The first call waits until fewer than `max_in_flight` sessions with the
+        server are open, and then starts the session. Raises `ToolFailed`.
         """
         if not self._opened:
             self._opened = True

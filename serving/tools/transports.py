@@ -1,5 +1,5 @@
-"""Transports to MCP servers for the official SDK: the standard streams of a child process, and
-HTTP. Both limit the size of messages.
+"""Transports to MCP servers for the official SDK: the standard input and output of a child process,
+and HTTP. Both limit the size of messages.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ _EDGE_BYTES = 300
 """Number of bytes that are kept of the beginning and of the end of a line that is too long."""
 _STDERR_BYTES = 4096
 """Number of bytes that are kept of the end of a program's standard error."""
-_TOO_LARGE = "the server's answer is too large"
+_TOO_LARGE = "the server's answer is too large for `max_chars`, or is compressed; ask for less"
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*[,}]')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-"""Patterns for the id of the request that a line answers, if the id is the first or the last field
-of the line's JSON object. Text inside a string of the object cannot match.
+"""Patterns for the field `id` of a line of JSON, if it is the first or the last field. The id tells
+which request the line answers. Text inside a string of the JSON cannot match.
 """
 
 
@@ -48,12 +48,13 @@ async def child_process(
     ended: asyncio.Event,
 ) -> AsyncIterator[_Streams]:
     """Run a program that speaks MCP over its standard input and output, while the context is open.
-    Yield the streams of its messages for the SDK.
+    Yield two streams for the SDK: of received messages, and of messages to send.
 
-    The program gets the environment variables `_INHERITED` and `variables`. It and all its children
-    end when the context is left, or when this process ends. `max_bytes`: max length of a line of
-    output; a longer line is skipped, and the request that it answers fails. `ended`: set when the
-    program's output ends. Raises `OSError` if the program cannot be started or fails.
+    The program gets the environment variables `variables`, and those in `_INHERITED`. The program
+    and its child processes end when the context is left, or when this process ends. `max_bytes`:
+    max length of a line of output. A longer line is skipped, and the request that it answers fails.
+    `ended`: set when the program's output ends. Raises `OSError` if the program cannot be started
+    or fails.
     """
     process = await _spawn(command, variables, max_bytes)
     stdin = process.stdin
@@ -61,7 +62,7 @@ async def child_process(
     stderr = process.stderr
     assert stdin and stdout and stderr
     received, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
-    # Unbounded, so that callers are not blocked by a server that does not read its input.
+    # Unbounded, so that a server that does not read its input does not block callers
     outgoing, sent = anyio.create_memory_object_stream[SessionMessage](inf)
     stderr_end = b""
 
@@ -70,7 +71,7 @@ async def child_process(
             while True:
                 line, complete = await _line(stdout)
                 if message := _message(line, complete=complete):
-                    # Continue to the end of the output even if the client has stopped reading.
+                    # Read the output to its end even if the client has stopped reading
                     with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                         await received.send(message)
         ended.set()
@@ -106,14 +107,14 @@ async def child_process(
 async def _spawn(
     command: Sequence[str], variables: Mapping[str, str], max_line_bytes: int
 ) -> asyncio.subprocess.Process:
-    """Start a command in its own session. The program is looked up in the PATH of its environment.
-    Raises `OSError`, and `FileNotFoundError` if there is no such program.
+    """Start a command in a new session of processes. The program is looked up in the PATH of its
+    environment. Raises `OSError`, such as `FileNotFoundError` if there is no such program.
     """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     environment = {**inherited, **variables}
     program = shutil.which(command[0], path=environment.get("PATH"))
     if program is None:
-        raise FileNotFoundError(f"there is no program {command[0]}")
+        raise FileNotFoundError(f"there is no program {command[0]} in the PATH; correct `command`")
 
     return await asyncio.create_subprocess_exec(
         *DYING_WITH_PARENT,
@@ -129,8 +130,8 @@ async def _spawn(
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process whose standard input has been closed: wait until it ends by itself, else
-    terminate it, and finally kill its process group.
+    """End a process whose standard input has been closed. Wait for two seconds whether it ends by
+    itself, then terminate it, and after two more seconds kill its process group.
     """
     try:
         await _wait(process)
@@ -150,8 +151,8 @@ async def _wait(process: asyncio.subprocess.Process) -> None:
 
 
 async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return the next line and True. If the line is longer than the stream's limit, return its two
-    ends, joined, and False.
+    """Return the next line and True. If the line is longer than the stream's limit, return False
+    with only its beginning and its end, joined.
     """
     ends = b""
     while True:
@@ -163,9 +164,9 @@ async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
 
 
 def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
-    """Return the message in a line of output. A line that is not a valid message, or is not
-    `complete`, becomes an error for the request that it answers. Return None if that request cannot
-    be found, as in output that is not MCP at all.
+    """Return the message in a line of output. If the line is not a valid message or not `complete`,
+    return an error as the answer to the same request. Return None if the line does not show which
+    request it answers, as in output that is not MCP at all.
     """
     if complete:
         with suppress(ValueError):
@@ -184,14 +185,15 @@ def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
 
 
 _READ_S = {"GET": None, "DELETE": _ENDS_WITHIN_S}
-"""Read timeouts in seconds by HTTP method; other methods have the timeout of a tool call. A GET
-waits for events that the server sends at any time. A DELETE ends the session.
+"""Read timeouts in seconds by HTTP method; other methods have the timeout of a tool call. A GET has
+no timeout, because it waits for events that the server sends at any time. A DELETE ends the
+session.
 """
 
 
 def http_client(headers: Mapping[str, str], timeout_s: float, max_bytes: int) -> httpx2.AsyncClient:
-    """Return an HTTP client for the SDK. It refuses responses of more than `max_bytes`, and returns
-    a failure as a response instead of raising it.
+    """Return an HTTP client for the SDK. It refuses responses of more than `max_bytes`, and instead
+    of raising an error returns a response with the error. `timeout_s`: timeout of each request.
     """
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
@@ -202,8 +204,8 @@ def http_client(headers: Mapping[str, str], timeout_s: float, max_bytes: int) ->
 
 
 class _BoundedHTTP(httpx2.AsyncHTTPTransport):
-    """An HTTP transport that limits the size of responses, and returns a failure as a response with
-    a JSON-RPC error. If it raised the failure of one request, the SDK would end the connection.
+    """An HTTP transport that limits the size of responses. If a request fails, it returns a
+    response with a JSON-RPC error, because the SDK would end the connection after an exception.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -211,10 +213,10 @@ class _BoundedHTTP(httpx2.AsyncHTTPTransport):
         self._max_bytes = max_bytes
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request and return its response, read to the end unless it is an event stream.
+        """Send a request, and return its response. The response is read to the end, unless it is an
+        event stream, whose events the SDK itself limits in size.
 
-        The SDK itself limits the size of the events in a stream. A compressed response is refused,
-        because it may expand to any size.
+        A compressed response is refused, because it may expand to any size.
         """
         timeout = request.extensions["timeout"]
         timeout["read"] = _READ_S.get(request.method, timeout["read"])
