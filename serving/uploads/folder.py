@@ -40,7 +40,7 @@ from serving.retrieval.passages import DocumentEntry
 
 _LONGEST_NAME = 512
 _LONGEST_PART = 200
-"""Max bytes of a document's name, and of each of its parts."""
+"""Max bytes of a document's name, and of each part of it between slashes."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -48,20 +48,21 @@ class BuildRecord(Frozen):
     """Record of the last successful build of the index."""
 
     settings: str = ""
-    """Settings of the build, such as the embedder. If they have changed, the next build reads
-    everything again.
+    """Settings of the build, such as the embedder. If the gateway has other settings, the index is
+    not up to date.
     """
     generation: str = ""
     """Generation of the index. Empty if no document has text; then there is no index."""
     started_at: float | None = None
+    """Unix time in seconds; None if there was no build."""
     ended_at: float | None = None
     entries: tuple[DocumentEntry, ...] = ()
     """All documents at the time of the build, by name."""
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a document in Unicode's form NFC. Raises `BadRequest` if the name is not a
-    safe relative path, or if files of this kind cannot be read.
+    """Return the name of a document in Unicode's normal form NFC. Raises `BadRequest` if the name
+    is not a safe relative path, or if its suffix is not that of a supported kind of files.
     """
     name = normalize("NFC", name)
     parts = name.split("/")
@@ -89,8 +90,8 @@ def _is_unsafe(part: str) -> bool:
 
 
 class TenantFolder:
-    """The uploaded documents of one tenant on disk. The methods block. While documents are changed,
-    a lock is held, also against other gateways that share the folder.
+    """The uploaded documents of one tenant on disk. The methods block. Those that change documents
+    hold a lock meanwhile, which also excludes other gateways that share the folder.
     """
 
     def __init__(self, config: UploadsConfig, tenant: str) -> None:
@@ -98,9 +99,13 @@ class TenantFolder:
         of a folder.
         """
         if not _TENANT.fullmatch(tenant):
-            raise BadRequest(f"tenant {tenant!r}: a tenant of this name cannot have documents.")
+            raise BadRequest(
+                f"tenant {tenant!r}: cannot have documents, because its name does not match "
+                f"{_TENANT.pattern}; use a key of another tenant."
+            )
         self.tenant = tenant
-        # If the file system ignores case, tenants whose names differ in case need different folders
+        # Write capital letters in another way, because the file system may ignore case, and tenants
+        # whose names differ only in case need different folders
         folder = re.sub("[A-Z]", lambda letter: f"={letter[0].lower()}", tenant)
         self.path = Path(config.folder or "", folder)
         self.index = self.path / "index"
@@ -111,7 +116,9 @@ class TenantFolder:
 
     @classmethod
     def all(cls, config: UploadsConfig) -> list[Self]:
-        """Return the folders of all tenants that have a folder. Raises `OSError`."""
+        """Return the folders of all tenants that have one. Raises `OSError` if the folder of all
+        uploads cannot be read.
+        """
         root = Path(config.folder or "")
         root.mkdir(parents=True, exist_ok=True)
         folders = [path.name for path in root.iterdir()]
@@ -119,7 +126,7 @@ class TenantFolder:
         return [cls(config, name) for name in names if _TENANT.fullmatch(name)]
 
     def documents(self) -> list[SourceFile]:
-        """Return all documents, sorted by name."""
+        """Return the files of all documents, sorted by name."""
         documents = []
         for folder, _, names in os.walk(self._documents):
             for path in (f"{folder}/{name}" for name in names):
@@ -133,9 +140,9 @@ class TenantFolder:
         return SourceFile(name, path, status.st_size, status.st_mtime_ns)
 
     def used_without(self, name: str) -> int:
-        """Return the total bytes of all documents but `name`. Raises `BadRequest` if another
-        document's name differs from `name` only in case, and `UploadsFull` if the max number of
-        documents is reached.
+        """Return the total bytes of all documents except `name`, to check whether `name` can be
+        stored. Raises `BadRequest` if the name of another document differs only in case, and
+        `UploadsFull` if the max number of documents is reached.
         """
         others = [document for document in self.documents() if document.name != name]
         for other in others:
@@ -153,9 +160,9 @@ class TenantFolder:
         return sum(document.size_bytes for document in others)
 
     def check_size(self, name: str, size: int, used: int) -> None:
-        """Raise `DocumentTooLarge` if `size`, in bytes, is too large for a document, and
-        `UploadsFull` if the tenant's documents together would be too large. `used`: total bytes of
-        the tenant's other documents.
+        """Raise `DocumentTooLarge` if `size` is too large for a document, and `UploadsFull` if all
+        documents of the tenant would be too large together. `size`: bytes of the document `name`.
+        `used`: total bytes of the other documents.
         """
         if not 0 <= size <= MAX_BYTES:
             raise DocumentTooLarge(
@@ -169,8 +176,8 @@ class TenantFolder:
             )
 
     def begin(self) -> BufferedWriter:
-        """Open a new file for an upload. The file is locked, so that other gateways do not remove
-        it as a leftover of a killed gateway.
+        """Open a new file for the content of an upload. The file is locked, so that other gateways
+        do not remove it as a leftover of a killed gateway. Raises `StoreFailed`.
         """
         with _disk_errors():
             self._arriving.mkdir(parents=True, exist_ok=True)
@@ -180,13 +187,14 @@ class TenantFolder:
             return file
 
     def write(self, file: BufferedWriter, piece: bytes) -> None:
-        """Append a piece to the file of an upload."""
+        """Append a piece of the content to the file of an upload. Raises `StoreFailed`."""
         with _disk_errors():
             file.write(piece)
 
     def commit(self, file: BufferedWriter, name: str) -> SourceFile:
-        """Make the file of an upload the document `name`. When the method returns, the document
-        survives a power failure.
+        """Make the file of an upload the document `name`, and return the document's file. When the
+        method returns, the document survives a power failure. Raises `StoreFailed`, and the errors
+        of `check_size` and `used_without`.
         """
         target = self._documents / name
         with _disk_errors():
@@ -194,7 +202,8 @@ class TenantFolder:
             os.fsync(file)
             with self._locked():
                 self.check_size(name, file.tell(), self.used_without(name))
-                # A replaced document must have another time of change, even within one clock tick
+                # Set the time of change exactly, so that a new version of a document always has
+                # another one, even within a clock tick of the file system
                 now = time.time_ns()
                 os.utime(file.fileno(), ns=(now, now))
                 try:
@@ -202,21 +211,21 @@ class TenantFolder:
                     Path(file.name).replace(target)
                 except (FileExistsError, IsADirectoryError, NotADirectoryError):
                     raise BadRequest(
-                        f"name {name!r}: a part of it is both a document and the folder of other "
-                        "documents; use another name."
+                        f"name {name!r}: one of its parts would be both a document and the folder "
+                        "of other documents; use another name."
                     ) from None
                 for folder in target.relative_to(self.path).parents:
                     flush(self.path / folder)
                 return self._source(str(target))
 
     def discard(self, file: BufferedWriter) -> None:
-        """Close the file of an upload, and remove it unless it has become a document."""
+        """Close the file of an upload. Remove it if `commit` has not made it a document."""
         Path(file.name).unlink(missing_ok=True)
         with suppress(OSError):  # the disk may be full
             file.close()
 
     def remove_leftovers(self) -> None:
-        """Remove incomplete uploads that killed gateways have left."""
+        """Remove the files of incomplete uploads that killed gateways have left."""
         for path in self._arriving.glob("*"):
             with suppress(OSError), path.open("rb") as file:  # locked by a running gateway
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,13 +233,13 @@ class TenantFolder:
 
     def delete(self, name: str) -> None:
         """Delete a document. When the method returns, the deletion survives a power failure. Raises
-        `DocumentNotFound`.
+        `DocumentNotFound` if there is no document of this name, and `StoreFailed`.
         """
         path = self._documents / name
         with _disk_errors():
             if not path.is_file():
                 raise DocumentNotFound(
-                    f"name {name!r}: no such document; ListDocuments lists them."
+                    f"name {name!r}: there is no document of this name; ListDocuments lists all."
                 )
             with self._locked():
                 path.unlink(missing_ok=True)
@@ -247,7 +256,9 @@ class TenantFolder:
             return BuildRecord()
 
     def finish(self, record: BuildRecord) -> None:
-        """Store the record of a build. If it has no index, remove the previous index first."""
+        """Store the record of a build. If the build wrote no index, because no document has text,
+        remove the previous index first.
+        """
         if not record.generation:
             (self.index / MANIFEST).unlink(missing_ok=True)
             shutil.rmtree(self.index, ignore_errors=True)
@@ -267,6 +278,5 @@ def _disk_errors() -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreFailed(
-            f"The folder of documents cannot be written ({error.strerror}); try again, or tell "
-            "the gateway's operator."
+            f"The uploads cannot be written ({error.strerror}); try again, or tell the operator."
         ) from error

@@ -1,4 +1,4 @@
-"""Search in a tenant's uploads."""
+"""Search in the documents that a tenant has uploaded."""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,12 +13,15 @@ from serving.retrieval.searcher import IndexSearcher
 
 
 class UploadsIndex:
-    """An `IndexRetriever` for a tenant's uploads. Their index may appear and disappear while the
-    gateway runs. It is opened by the first search, since many tenants may never search.
+    """An `IndexRetriever` for the documents that a tenant has uploaded. Builds may create and
+    remove their index while the gateway runs. The index is opened by the first search, because many
+    tenants may never search.
     """
 
     def __init__(self, name: str, folder: Path, embedder: Embedder) -> None:
-        """Read the manifest in `folder`. Blocks. `name`: the index's name in scopes."""
+        """Read the manifest in the index folder `folder`. Blocks. `name`: name of the index, unique
+        among the indexes of the gateway.
+        """
         self._name = name
         self._folder = folder
         self._embedder = embedder
@@ -29,13 +32,15 @@ class UploadsIndex:
 
     @property
     def index_id(self) -> str:
-        """See `IndexRetriever.index_id`. Has the name, the generation and a digest of passages."""
+        """See `IndexRetriever.index_id`. Consists of the name, the generation and a digest of the
+        passages.
+        """
         passages = self._manifest.corpus_sha256 if self._manifest else ""
         return f"{self._name} {self.generation} {passages}"
 
     @property
     def generation(self) -> str:
-        """The current generation; empty if there is no index."""
+        """Name of the generation that searches use; empty if there is no index."""
         return self._manifest.generation if self._manifest else ""
 
     async def search(
@@ -45,7 +50,9 @@ class UploadsIndex:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. Raises `BadIndex` if the index cannot be opened."""
+        """See `IndexRetriever.search`. Finds nothing if there is no index. Raises `BadIndex` if the
+        index cannot be opened.
+        """
         if self._manifest and self._searcher is None:
             await self.refresh(opening=True)
         if self._manifest is None or self._searcher is None:
@@ -53,14 +60,16 @@ class UploadsIndex:
         return await self._searcher.search(queries, top_k, document, only)
 
     def is_stale(self) -> bool:
-        """Return True if the disk has another generation, or if the index was removed. Blocks."""
+        """Return True if the generation on disk is not the one that searches use, or if the index
+        was removed. Blocks.
+        """
         return manifest_at(self._folder) != self._manifest
 
     async def refresh(self, *, opening: bool = False) -> None:
-        """Switch to the newest generation. Raises `BadIndex` if it cannot be opened.
+        """Switch to the generation on disk. Raises `BadIndex` if it cannot be opened.
 
-        `opening`: open the index if no search has opened it yet; otherwise, only its manifest is
-        read.
+        `opening`: what to do if no search has opened the index yet: True to open it, False to read
+        only its manifest.
         """
         async with self._swapping:
             manifest = await asyncio.to_thread(manifest_at, self._folder)

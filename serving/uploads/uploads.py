@@ -1,4 +1,6 @@
-"""Store the uploads of all tenants, and build their indexes in a background task."""
+"""Store the documents that tenants upload, and build an index of them for each tenant in a
+background task.
+"""
 
 import asyncio
 import time
@@ -37,9 +39,9 @@ _log = structlog.get_logger("uploads")
 class StoredUploads:
     """Implementation of `Uploads`, with a folder for each tenant.
 
-    After a change, a build of the tenant's index becomes due. It covers all changes up to its
-    start. One build runs at a time. After a restart, a build is due if documents and the record of
-    the last build differ.
+    Each change of a tenant's documents puts the tenant into a queue. A background task builds the
+    indexes of the tenants in the queue, one at a time. A build covers all changes before its start.
+    When the gateway starts, tenants whose index is not up to date are put into the queue.
     """
 
     def __init__(self, config: Config, embedder: Embedder) -> None:
@@ -53,7 +55,7 @@ class StoredUploads:
         )
         self._disk = Worker("uploads")
         self._arriving = Counter[str]()
-        """Bytes of incomplete uploads, by tenant."""
+        """Bytes of incomplete uploads (their announced sizes), by tenant."""
         self._indexes = dict[str, UploadsIndex]()
         self._due = asyncio.Queue[str]()
         self._waiting = set[str]()
@@ -64,20 +66,22 @@ class StoredUploads:
         """Errors of builds that failed and have not succeeded since, by tenant."""
 
     async def start(self) -> None:
-        """Remove leftovers of killed gateways, and make a build due for each tenant with changes.
-        Raises `BadConfig` if the folder cannot be used.
+        """Remove leftovers of killed gateways, and queue a build for each tenant whose index is not
+        up to date. Raises `BadConfig` if the folder cannot be used.
         """
         for tenant in await self._disk(self._not_built):
             self._changed(tenant)
 
     def _not_built(self) -> list[str]:
-        """Return the tenants whose index is not up to date."""
+        """Remove leftovers of killed gateways, and return the tenants whose index is not up to
+        date. Blocks.
+        """
         try:
             folders = TenantFolder.all(self._config)
         except OSError as error:
             raise BadConfig(
                 f"uploads.folder: cannot be used ({error.strerror}: {error.filename}); name "
-                "another folder, or let the gateway write to it."
+                "another folder, or allow the gateway to read and write it."
             ) from None
         for folder in folders:
             folder.remove_leftovers()
@@ -109,7 +113,8 @@ class StoredUploads:
         folder.check_size(name, size, used + self._arriving[tenant])
         self._arriving[tenant] += size
         received = 0
-        # A task that is shielded below, so that a cancelled upload still removes its file
+        # `begin` runs in a task that is shielded below. So if the upload is cancelled meanwhile,
+        # `discard` still gets the file, and removes it.
         begun = asyncio.create_task(self._disk(folder.begin))
 
         async def discard() -> None:
@@ -124,8 +129,8 @@ class StoredUploads:
                 await self._disk(folder.write, file, piece)
             if received != size:  # a broken connection looks like the end of a stream
                 raise BadRequest(
-                    f"{name!r} was not stored: size_bytes is {size}, but the stream ended after, "
-                    f"or has more than, {min(received, size)} bytes; upload it again."
+                    f"{name!r} was not stored: size_bytes is {size}, but {received} bytes were "
+                    "received; upload the document again, with its exact size."
                 )
             source = await self._change(tenant, folder.commit, file, name)
         finally:
@@ -148,9 +153,9 @@ class StoredUploads:
         """See `Uploads.build`."""
         is_due = tenant in self._waiting or tenant == self._built
         build = await self._disk(self._last_build, self._folder(tenant))
-        # Only after the record was read, so that searches find at least what the record says
+        # Refresh after reading the record, so that searches find all that the record says
         if await self._disk(self.index(tenant).is_stale):
-            with suppress(BadIndex):  # a newer build has removed it
+            with suppress(BadIndex):  # a newer build has removed this generation
                 await self.index(tenant).refresh()
         if build.up_to_date:
             return build
@@ -159,7 +164,7 @@ class StoredUploads:
         return replace(build, state="building" if is_due else state, error=error)
 
     def _last_build(self, folder: TenantFolder) -> Build:
-        """Return the state of a tenant's index from the files on disk. Blocks."""
+        """Return the state of a tenant's index according to the files on disk. Blocks."""
         record = folder.record()
         manifest = manifest_at(folder.index)
         documents = folder.documents()
@@ -180,7 +185,7 @@ class StoredUploads:
         )
 
     async def work(self) -> None:
-        """Build the indexes that are due. Never returns."""
+        """Build the indexes of the tenants in the queue. Never returns."""
         while True:
             self._built = await self._due.get()
             self._waiting.discard(self._built)
@@ -196,7 +201,7 @@ class StoredUploads:
             self._built = None
 
     async def follow(self) -> None:
-        """Switch to generations that other gateways have built. Never returns."""
+        """Make searches use the generations that other gateways have built. Never returns."""
         while True:
             await asyncio.sleep(_FOLLOW_S)
             for index in await self._disk(self._stale):
@@ -204,8 +209,8 @@ class StoredUploads:
                     await index.refresh()
 
     async def _change(self, tenant: str, change: Callable[..., T], *arguments: Any) -> T:
-        """Change documents by `change(*arguments)`, and make a build due, even if the caller is
-        cancelled meanwhile. Return the result of `change`.
+        """Call `change(*arguments)`, which changes documents, and queue a build. Return the result
+        of `change`. Both steps are done even if the caller is cancelled meanwhile.
         """
 
         async def changed() -> T:
@@ -216,14 +221,14 @@ class StoredUploads:
         return await asyncio.shield(asyncio.create_task(changed()))
 
     def _changed(self, tenant: str) -> None:
-        """Make a build of a tenant's index due."""
+        """Put a tenant into the queue for a build of its index, unless it waits there already."""
         if tenant not in self._waiting:
             self._waiting.add(tenant)
             self._due.put_nowait(tenant)
 
     def _build(self, tenant: str, check: Check) -> None:
-        """Build a tenant's index, and store the record of the build. Unchanged documents that could
-        not be read before are not tried again. Blocks.
+        """Build a tenant's index, and store the record of the build. Documents that could not be
+        read by the last build, and have not changed since, are not read again. Blocks.
         """
         folder = self._folder(tenant)
         with build_lock(folder.path, wait=True, waiting=check):
@@ -271,8 +276,8 @@ class StoredUploads:
 async def opened_uploads(
     config: Config, embedder: Embedder | None
 ) -> AsyncIterator[StoredUploads | None]:
-    """Open the uploads that a config describes, and build their indexes while the context is open.
-    Yield None if the config has no folder for uploads, or if there is no embedder. Raises
+    """Yield the store for uploads that a config describes, and build its indexes while the context
+    is open. Yield None if the config has no folder for uploads, or if there is no embedder. Raises
     `BadConfig` if the folder cannot be used.
     """
     if config.uploads.folder is None or embedder is None:
@@ -288,13 +293,13 @@ async def opened_uploads(
 
 
 def _described(source: SourceFile, entry: DocumentEntry | None = None) -> UploadedDocument:
-    """Return the description of a stored document. `entry`: the document's entry in the last build;
-    None if it was not built yet.
+    """Return the description of a stored document. `entry`: the document's entry in the record of
+    the last build; None if no build has read the document yet.
     """
     document = UploadedDocument(source.name, source.size_bytes, source.mtime_ns / 1e9)
     if entry is None:
         return document
-    # Do not show the gateway's folders to tenants
+    # Show the document's name instead of its path, so that tenants do not see the gateway's folders
     not_read = (entry.error or entry.unread).replace(escaped(source.path), source.name)
     return replace(
         document,

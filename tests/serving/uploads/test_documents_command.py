@@ -47,7 +47,7 @@ async def test_documents_are_uploaded_listed_and_deleted(
     )
     missing = await run("delete", "safe/b.txt")
     assert missing.status == 1
-    assert "no such document" in missing.err
+    assert "there is no document of this name" in missing.err
     names = [json.loads(line)["name"] for line in (await run("list", "--json")).out.splitlines()]
     assert names == ["a.txt"]
     refused = await run("upload", "a.txt", "b.txt", "--name", "c.txt")

@@ -110,7 +110,7 @@ async def test_a_deleted_document_is_not_found(world: World, client: AsyncClient
     assert not (world.folder / "uploads/acme/index").exists()
     await client.upload(archive("Amaranth"), "a/archive.txt", wait=True)
     assert len(await client.search(QUESTION, index="uploads")) == 1
-    with pytest.raises(GatewayError, match=r"name 'nothing.txt': no such document") as caught:
+    with pytest.raises(GatewayError, match=r"name 'nothing.txt': there is no document") as caught:
         await client.delete_document("nothing.txt")
     assert caught.value.code is grpc.StatusCode.NOT_FOUND
     assert caught.value.reason == "DOCUMENT_NOT_FOUND"
