@@ -1,5 +1,5 @@
-"""Estimate how many tokens one question takes: typically, and at most, if the search uses up the
-limits in the config.
+"""Estimate how many calls and tokens one question takes: typically, and at most, that is, if the
+run uses up all limits in the config.
 """
 
 import math
@@ -13,13 +13,13 @@ from router.trace import Price, RoleName
 from serving.config.config import Config, SearchConfig
 
 TYPICAL = (
-    "Typical: two rounds of two sub-queries, then a stop; one search per sub-query, reports of 60 "
-    "tokens, and turns as long as in the probe. At most: the run uses all rounds, sub-queries, "
-    "turns and max_tokens, and asks the delegator to correct each decision once; retries of calls "
-    "are not counted. If an endpoint reports no token counts, 4 characters count as one token. The "
-    "prompts for tables are not probed; to try them, ask for a small table."
+    "Typical: two rounds of two sub-queries, then the decision to stop; one search per sub-query, "
+    "reports of 60 tokens, and outputs as long as in the probe. At most: the run uses all rounds, "
+    "sub-queries, turns and max_tokens, and asks the delegator to correct each decision once; "
+    "retries of calls are not counted. If an endpoint reports no token counts, 4 characters count "
+    "as one token. The prompts for tables are not probed; to try them, ask for a small table."
 )
-"""Explanation of the estimate, printed under its table."""
+"""Explanation of the estimate, which is printed below the table of costs."""
 _QUESTION = 30
 _SUB_QUERY_TOKENS = 20
 _REPORT = 60
@@ -31,9 +31,9 @@ class Measured(Frozen):
     system_chars: int
     """Characters of the role's system prompt."""
     chars_a_token: float = 4.0
-    """Average characters of a token."""
+    """Characters of a prompt per token, on average."""
     written: int = _REPORT
-    """Tokens that the model wrote in a turn, including its thinking."""
+    """Tokens of the model's output in the probe, including its thinking."""
 
 
 class Use(Frozen):
@@ -43,7 +43,7 @@ class Use(Frozen):
     prompt_tokens: int
     completion_tokens: int
     longest: int
-    """Tokens of the call that needs the longest context: its prompt and its max output."""
+    """Context length in tokens that the calls need: the longest prompt and the max output."""
 
     def cost(self, price: Price) -> float:
         """Return the cost in dollars, as if no prompt tokens were cached."""
@@ -53,8 +53,8 @@ class Use(Frozen):
 def estimate(
     config: Config, measured: Mapping[RoleName, Measured]
 ) -> dict[RoleName, tuple[Use, Use]]:
-    """Return the typical use and the max use of each role for one question, as a pair. `measured`:
-    the measurements of the roles in their probes.
+    """Return a pair for each role: its typical and its max use for one question. `measured`: the
+    measurements of each role's model in the probe.
     """
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
@@ -110,13 +110,13 @@ def _prompts(
     sub_query_tokens: int,
     tries: int,
 ) -> dict[RoleName, list[int]]:
-    """Return the prompt tokens of every call, by role. The prompt of a turn contains all earlier
-    turns of its agent.
+    """Return the prompt tokens of every call for one question, by role. The prompt of a call
+    contains all earlier turns of the same conversation.
 
-    All arguments are numbers of tokens, except `tries`. `system`: of each system prompt. `written`:
-    of each role's output. `passages`: of the passages of one search. `question`: of the question.
-    `tries`: calls for one decision; 2 if each decision is corrected once. With 1, a last decision
-    that stops is added.
+    `search`: the limits that the run uses up. Numbers of tokens: `system` of each role's system
+    prompt, `written` of each role's output, `passages` of all passages of one search, `question` of
+    the question, `sub_query_tokens` of a sub-query. `tries`: calls of the delegator for one
+    decision: 2 if each decision is corrected once. With 1, the decision to stop is added.
     """
     results = search.max_sub_queries * (sub_query_tokens + written["execution"])
     turn = written["delegation"]

@@ -1,5 +1,5 @@
-"""The probes of `rolegate check --live`: start the config's engines, and send a few small questions
-to each model, retriever and tool server of the config, in the way that the gateway does.
+"""The probes of `rolegate check --live`: start the config's engines, and send a few small requests
+to each model, retriever and tool server of the config, in the same way as the gateway.
 """
 
 import asyncio
@@ -44,17 +44,19 @@ class ProbeResult(Frozen):
     """Result of one probe."""
 
     good: bool | None
-    """True or False; None if the probe has no result, such as an unknown price."""
+    """Whether the result is good; None if nothing is known, as for an unknown price."""
     word: str = ""
     """The result in a few words, for people."""
     advice: str = ""
-    """Meaning of a result that is not good, and what to do; empty for a good result."""
+    """Problem that the probe has found, and what to do; empty for a good result."""
     needed: bool = False
-    """True if questions fail, or are answered badly, when this result is not good."""
+    """True if the gateway cannot answer questions, or answers them badly, unless this result is
+    good.
+    """
 
 
 ProbeResults = dict[str, ProbeResult]
-"""Results of one role, server or index, by the name of the probe, such as `reachable`."""
+"""Results for one role, server or index, by the name of the probe, such as `reachable`."""
 
 
 class RoleCheck(Frozen):
@@ -66,7 +68,7 @@ class RoleCheck(Frozen):
     at_most: Use
     price: Price | None
     dollars: tuple[float, float] | None
-    """Cost of `typical` and of `at_most`; None if the price is unknown."""
+    """Cost of `typical` and of `at_most` in dollars; None if the price is unknown."""
 
 
 class LiveCheck(Frozen):
@@ -74,17 +76,17 @@ class LiveCheck(Frozen):
 
     roles: dict[RoleName, RoleCheck]
     condenser: ProbeResults
-    """Results of the role that rewrites the questions of conversations."""
+    """Results of the condenser, the role that rewrites the questions of conversations."""
     retrieval: dict[str, ProbeResults]
-    """Results by component: `retrieval` for a retrieval server, or else `embedder` and `index`; and
-    `reranker` if the config has one.
+    """Results of searching, by part: `retrieval` if the config names a retrieval server, or else
+    `embedder` and `index`; and `reranker` if the config has one.
     """
     tools: dict[str, ProbeResults]
-    """Results of tool servers, by key such as `tools.web`."""
+    """Results of the tool servers, by the config's table, such as `tools.web`."""
 
     @property
     def probes(self) -> dict[str, ProbeResults]:
-        """All results together, by name."""
+        """All results together, by the name of the role, part or tool server."""
         return {
             **{name: role.probes for name, role in self.roles.items()},
             "condenser": self.condenser,
@@ -94,26 +96,26 @@ class LiveCheck(Frozen):
 
     @property
     def works(self) -> bool:
-        """True if every result that is needed is good."""
+        """True if all results that are `needed` are good."""
         results = chain.from_iterable(probes.values() for probes in self.probes.values())
         return all(result.good or not result.needed for result in results)
 
 
 class _Probed(NamedTuple):
-    """Results of the probe turns of a role, before its context length and price are checked."""
+    """Results of a role's probe turns. Its context length and price are checked later."""
 
     probes: ProbeResults
     measured: Measured
     context: int | None
-    """Context length of the model in tokens, from the config or the endpoint; None if neither has
-    it.
+    """Context length of the model in tokens, from the config or the endpoint; None if neither
+    states it.
     """
 
 
 async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
     """Probe all models, the retriever and the tool servers of `config`. `limit_s`: max seconds for
-    one call of a model, and for the start of a tool server. Raises `BadConfig` if something cannot
-    be opened.
+    one call of a model, and for the start of a tool server. Raises `BadConfig` if an engine or the
+    embedder cannot be opened.
     """
     roles = config.roles.by_name
     # The judge of trials is not probed, so its engine is not needed
@@ -162,10 +164,10 @@ async def _probe_role(
     *,
     key: str,
 ) -> _Probed:
-    """Call the model of a role with its probe turns. If the first call fails, the only result is
-    `reachable`, with the reason. `key`: the table of the config that describes the role.
+    """Call the model of a role with its probe turns (see `turns.py`). If the first call fails, the
+    only result is `reachable`, with the reason. `key`: table of the config that describes the role.
     """
-    # A role remembers which parameters its endpoint refuses, so each turn gets a new role.
+    # A role object remembers which parameters its endpoint refuses, so each turn gets a new one
     new_role = partial(started.new_role, name, replace(config, attempts=1))
     role: Role = new_role()
     measured = Measured(len(role.system))
@@ -178,7 +180,7 @@ async def _probe_role(
         result = _refusal(error, key)
         if served and config.model not in served:
             models = ", ".join([*served][:8])
-            advice = f"the endpoint does not serve {config.model}; it serves: {models}"
+            advice = f"the endpoint does not serve {config.model}; name one of its models: {models}"
             result = ProbeResult(False, "no such model", advice, needed=True)
         return _Probed({"reachable": result}, measured, context)
 
@@ -187,12 +189,12 @@ async def _probe_role(
     stops = ProbeResult(True, "honoured")
     if any(isinstance(each, Completion) and each.overran for each in completions):
         advice = (
-            "stop strings are ignored by the endpoint: the gateway cuts off the text after them, "
-            "but you pay for it; a server that honours them is cheaper and faster"
+            "the endpoint ignores stop strings: the model writes on after them, and although the "
+            "gateway cuts this text off, you pay for it; a server that honours them is cheaper"
         )
         stops = ProbeResult(False, "ignored", advice)
     usage = ProbeResult(
-        False, "none", "the endpoint reports no usage: the calls' tokens are booked as unknown"
+        False, "none", "the endpoint reports no token counts, so tokens and cost remain unknown"
     )
     if completion.usage is not None:
         usage = ProbeResult(True, "counted")
@@ -226,8 +228,8 @@ async def _ask(role: Role, turn: ProbeTurn, limit_s: float) -> Completion:
 async def _served(
     session: aiohttp.ClientSession, role: Role, config: RoleConfig
 ) -> Mapping[str, int | None]:
-    """Return the models that a role's endpoint lists, each with its context length in tokens, or
-    None. Empty if the endpoint does not list its models.
+    """Return the context lengths of the models that a role's endpoint lists, in tokens, by model; a
+    length is None if it is unknown. Empty if the endpoint does not list its models.
     """
     adapters = Adapters(session, role.model.endpoint, api_key(config.api_key_env))
     try:
@@ -239,8 +241,9 @@ async def _served(
 
 
 def _protocol(name: str, results: Sequence[Completion | BaseException]) -> ProbeResult:
-    """Return how many of a role's probe turns follow the role's output format. If half or more do
-    not, the model cannot do the role's work.
+    """Return how many of the outputs in a role's probe turns have the format that the role needs.
+    If half of them or more do not, the model cannot do the role's work. `results`: the output or
+    the error of each turn.
     """
     slips = []
     for turn, result in zip(TURNS[name], results, strict=True):
@@ -257,7 +260,7 @@ def _protocol(name: str, results: Sequence[Completion | BaseException]) -> Probe
     if not slips:
         return ProbeResult(True, word)
 
-    advice = f"the model wrote the role's output format in {word} turns: {slips[0]}"
+    advice = f"the model kept to the role's output format in {word} turns: {slips[0]}"
     if 2 * len(slips) < len(results):
         advice += "; each mistake costs another call to correct it, or loses a result"
         return ProbeResult(False, word, advice)
@@ -267,7 +270,9 @@ def _protocol(name: str, results: Sequence[Completion | BaseException]) -> Probe
 
 
 def _refusal(error: UpstreamError, key: str) -> ProbeResult:
-    """Return the result of a role whose first call failed, with what to do."""
+    """Return the result `reachable` of a role whose first call failed, with advice. `key`: table of
+    the config that describes the role.
+    """
     what = f"{error.args[0]} ({error.endpoint})"
     if isinstance(error, UpstreamUnavailable):
         return ProbeResult(False, "no", what, needed=True)
@@ -285,8 +290,8 @@ def _judged(
     at_most: Use,
     price: Price | None,
 ) -> RoleCheck:
-    """Return the check of a role: the results of its probe turns, further results on its context
-    length and its price, and the cost of a question.
+    """Return the check of a role: the results of its probe turns, results on its context length and
+    its price, and the cost of a question. `typical`, `at_most`: estimates for one question.
     """
     probes = probed.probes
     if "stops" in probes:
@@ -325,13 +330,14 @@ async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> P
         async with asyncio.timeout(limit_s), connect(name, config) as connection:
             listed = [tool.name for tool in await connection.tools()]
     except Exception as error:
-        return {"starts": ProbeResult(False, "no", reason(error), needed=True)}
+        advice = f"{reason(error)}; correct tools.{name} in the config, or start the server"
+        return {"starts": ProbeResult(False, "no", advice, needed=True)}
     lacking = ", ".join(tool for tool in config.allow if tool not in listed)
     others = ", ".join(tool for tool in listed if tool not in config.allow)
     word = ", ".join(tool for tool in listed if tool in config.allow) or "none allowed"
     if others:
         word += f"; not allowed: {others}"
-    advice = f"the server has no {lacking}, but tools.{name}.allow names it" if lacking else ""
+    advice = f"tools.{name}.allow names tools that the server lacks: {lacking}" if lacking else ""
     return {
         "starts": ProbeResult(True),
         "tools": ProbeResult(not lacking, word, advice, needed=True),
@@ -339,8 +345,8 @@ async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> P
 
 
 def _quoted(text: str) -> str:
-    """Return the beginning of a text on one line, in quotation marks. For a blank text, return the
-    word `nothing`.
+    """Return the beginning of a text on one line, in quotation marks; the word "nothing" for a
+    blank text.
     """
     shown = " ".join(text.split())
     if len(shown) > _QUOTED_CHARS:
@@ -349,8 +355,8 @@ def _quoted(text: str) -> str:
 
 
 def _opened(config: Config, log: Log, *, cpu_threads: int) -> AbstractAsyncContextManager[Any]:
-    """Open the retrieval server if the config has one; else only the embedder, because a check
-    builds no index.
+    """Return a context manager that opens the retrieval server if the config names one, or else
+    only the embedder, because a check builds no index.
     """
     retrieval = config.retrieval
     if retrieval.address is not None:
@@ -364,7 +370,7 @@ async def _probe_retrieval(config: RetrievalConfig, opened: Any) -> dict[str, Pr
     """
     if config.address is None:
         return await asyncio.to_thread(_probe_index, config, opened)
-    advice = "start `rolegate retrieve serve` there, or correct retrieval.address"
+    advice = "start `rolegate retrieve serve` at retrieval.address, or correct the address"
     return {"retrieval": await _reached(opened.search([_QUERY], 1), advice)}
 
 

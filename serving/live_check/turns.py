@@ -1,5 +1,5 @@
-"""Probe turns: small requests to each role's model, and the check whether its output has the format
-of the role.
+"""Probe turns: small requests to the model of each role, and the check whether the model's output
+has the format that the role needs.
 """
 
 from collections.abc import Callable
@@ -15,34 +15,34 @@ from router.search import answerer, condenser, delegator, executor
 
 
 class ProbeTurn(NamedTuple):
-    """A conversation that the gateway could have with a role, and the kind of turn that the model
-    must write next.
+    """The beginning of a conversation that the gateway could have with a role's model, and the kind
+    of output that the model must write next.
     """
 
     due: type
-    """Type of the parsed output if the model follows the protocol."""
+    """Type of the parsed output if it has the right format."""
     text: str
     """The first user message."""
     then: tuple[Message, ...] = ()
     """The messages after the first user message."""
 
     def pattern(self, name: str) -> str | None:
-        """Return the regular expression for structured output in this turn of the role `name`; None
-        if the role uses no structured output.
+        """Return the regular expression that the output must match if the role `name` uses
+        structured outputs; None if the role never uses them.
         """
         if name != "execution":
             return None
         return turn_pattern(searched=bool(self.then), may_search=not self.then)
 
     def follows(self, name: str, completion: Completion) -> bool:
-        """Return whether the output of the role `name` is a turn of the expected kind."""
+        """Return True if the output, a completion of the role `name`, is of the expected kind."""
         cut = completion.finish_reason == "length"
         return isinstance(PROTOCOLS[name][0](completion.text, cut=cut), self.due)
 
 
 def _answer(text: str, **_cut: bool) -> str | None:
-    """Return the text in the first answer tag that has any; None if there is none. This is stricter
-    than the gateway, which also accepts text without tags.
+    """Return the text in the first <answer> tag that is not empty; None if there is no such tag.
+    This is stricter than the gateway, which also accepts text without tags.
     """
     answers = blocks(without_thinking(text), "answer")
     return next((block.body for block in answers if block.body), None)
@@ -54,7 +54,7 @@ PROTOCOLS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
     "answer": (_answer, answerer.STOP),
     "condenser": (condenser.read_condensed, condenser.STOP),
 }
-"""The parser of each role's outputs, and the stop strings of its calls."""
+"""For each role, the parser of its outputs, and the stop strings of its calls."""
 DUE = {
     Dispatch: "a <search> block",
     SearchTurn: "a <search> block",
@@ -63,7 +63,7 @@ DUE = {
     str: "an <answer>",
     tuple: "a <question>, or a <clarify>,",
 }
-"""Descriptions of the expected turns, for messages."""
+"""Descriptions of the expected outputs in messages, by type."""
 
 # The questions use only words and names of the demo's corpus, because the demo's models know no
 # others. For all other models, they are plain English.
@@ -85,8 +85,8 @@ _ASKED = (
 
 
 def _read(sub_query: str, title: str, sentence: str) -> ProbeTurn:
-    """Return a probe turn in which an executor must report on the only passage that its search has
-    found.
+    """Return a probe turn in which an executor must write its report. Its search for the sub-query
+    has found a single passage: `sentence`, in a document with the title `title`.
     """
     passages = (Passage("1", title, sentence, 1),)
     searched = (
@@ -125,4 +125,4 @@ TURNS: dict[str, tuple[ProbeTurn, ...]] = {
         ),
     ),
 }
-"""Probe turns of each role. The first one also shows whether the role is reachable."""
+"""Probe turns of each role. The first turn also shows whether the model can be reached."""

@@ -321,12 +321,12 @@ async def test_tool_servers_are_probed(live: Live) -> None:
     assert result.probes("tools.lacks")["tools"] == (False, "do; not allowed: secret")
     assert (
         result.advice("tools.lacks", "tools")
-        == "the server has no done, but tools.lacks.allow names it"
+        == "tools.lacks.allow names tools that the server lacks: done"
     )
     assert result.probes("tools.dead") == {"starts": (False, "no")}
-    assert (
-        result.advice("tools.dead", "starts")
-        == "Connection closed; the server's last line of standard error: there is no licence"
+    assert result.advice("tools.dead", "starts") == (
+        "Connection closed; the server's last line of standard error: there is no licence; correct "
+        "tools.dead in the config, or start the server"
     )
 
 
@@ -373,7 +373,7 @@ async def test_the_condenser_is_probed(live: Live) -> None:
 
 
 SLOW = "no answer within 0.5 s; if the model is still loading, raise --timeout"
-PROTOCOL = "the model wrote the role's output format in {} turns"
+PROTOCOL = "the model kept to the role's output format in {} turns"
 
 
 @pytest.mark.parametrize(
@@ -385,9 +385,9 @@ PROTOCOL = "the model wrote the role's output format in {} turns"
             "execution",
             "stops",
             "ignored",
-            "the gateway cuts off the text after them, but you pay for it",
+            "the gateway cuts this text off, you pay for it",
         ),
-        (model(usage=False), 0, "execution", "usage", "none", "booked as unknown"),
+        (model(usage=False), 0, "execution", "usage", "none", "no token counts"),
         (slips("<stop/>"), 0, "delegation", "protocol", "2 of 3", PROTOCOL.format("2 of 3")),
         (slips("<evidence>"), 1, "execution", "protocol", "2 of 4", PROTOCOL.format("2 of 4")),
         (
@@ -557,7 +557,7 @@ async def test_a_model_that_is_not_served_is_answered_with_those_that_are(live: 
     assert result.probes("delegation") == {"reachable": (False, "no such model")}
     assert (
         result.advice("delegation", "reachable")
-        == "the endpoint does not serve huge; it serves: tiny"
+        == "the endpoint does not serve huge; name one of its models: tiny"
     )
 
 
@@ -675,7 +675,7 @@ async def test_the_table_is_followed_by_a_line_for_each_doubt(
 
     assert status == 1
     assert shown.count("✗ ignored") == 4
-    assert shown.count("stop strings are ignored") == 1
+    assert shown.count("ignores stop strings") == 1
     assert (
         'delegation, execution, answer: the model\'s price is unknown; set it in [prices."tiny"]'
         in shown
