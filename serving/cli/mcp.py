@@ -108,15 +108,11 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
         question: Annotated[str, Field(description="Description of the rows, in plain words.")],
         columns: Annotated[
             list[str],
-            Field(
-                description="Column names. A * marks a key column, which tells rows apart, as in "
-                "`city*`. A type may follow a colon, as in `founded:integer`."
-            ),
+            Field(description="Names; `city*` is a key column, `founded:integer` holds integers."),
         ],
         context: Context[Any, Any],
         rows: Annotated[
-            list[list[str]],
-            Field(description="Known rows: one text per column. Empty texts are filled."),
+            list[list[str]], Field(description="Known rows; their empty texts are filled in.")
         ] = _NONE,
         closed: Annotated[bool, Field(description="Fill only `rows`; add no rows.")] = False,
         *,

@@ -97,8 +97,7 @@ def _fill(
     source, *more = find_sources([corpus]).sources
     if more:
         raise BadIndex(
-            f"{corpus}: contains {len(more) + 1} files; give the path of the single file with the "
-            "indexed texts."
+            f"{corpus}: contains {len(more) + 1} files; give the single file with the texts."
         )
     cutter = Cutter(_UNLIMITED, _UNLIMITED, embedder.count_tokens)
     with PassageWriter(folder) as writer, DocumentReader() as reader:

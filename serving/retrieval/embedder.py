@@ -417,8 +417,7 @@ class EndpointEmbedder:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
             raise self._endpoint.upstream.protocol_error(
-                "the embedding endpoint returned a vector that is zero or contains NaN; check that "
-                "the model that it serves is an embedding model"
+                "the embedding endpoint returned a vector of zeros or with NaN; check its model"
             )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 

@@ -58,8 +58,7 @@ class PassageStore:
                 self._lines = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise BadIndex(
-                f"{folder}: the passages cannot be read ({error}); "
-                "run `rolegate index build` again."
+                f"{folder}: passages cannot be read ({error}); run `rolegate index build` again."
             ) from error
         if (
             self._offsets.ndim != 1

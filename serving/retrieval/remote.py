@@ -82,8 +82,7 @@ class RemoteRetriever:
         except grpc.aio.AioRpcError as error:
             kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
             raise kind(
-                f"the search failed with {error.code().name}: {error.details()}",
-                endpoint=self._address,
+                f"search failed: {error.code().name}: {error.details()}", endpoint=self._address
             ) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
@@ -93,8 +92,7 @@ class RemoteRetriever:
             )
         if wanted and not response.filtered:
             raise UpstreamRefused(
-                "the retrieval server cannot filter documents; leave the filter out",
-                endpoint=self._address,
+                "the server cannot filter documents; leave out the filter", endpoint=self._address
             )
         self.index_id = response.index_id or None
         results = [

@@ -237,7 +237,7 @@ async def test_vectors_keep_the_order_of_the_texts_across_batches() -> None:
             200,
             '{"data": [{"index": 0, "embedding": [0.0, 0.0]}]}',
             UpstreamProtocolError,
-            "a vector that is zero",
+            "a vector of zeros",
         ),
     ],
 )
