@@ -66,7 +66,7 @@ async def test_a_key_is_created_rotated_expired_and_revoked(command: Command) ->
     prefix, key_id, secret = out.strip().split("_", 2)
     assert prefix == "rg" and "of tenant acme; scopes: ask." in err
     out, err = await command(f"keys rotate {key_id} --grace 12h")
-    assert re.search(rf"It replaces an older key. Key {key_id} expires \(UTC\): 20\d\d-", err)
+    assert re.search(rf"replaces an older key. Key {key_id} expires \(UTC\): 20\d\d-", err)
     new_id = out.split("_")[1]
     out, _ = await command(f"keys expire {new_id} --after 30d")
     assert out.startswith(f"Key {new_id} expires (UTC): 20")
