@@ -379,7 +379,7 @@ def _gateway(
 ) -> Gateway:
     roles = upstream.roles
     vocabulary = config.search.vocabulary
-    # A worker with tools runs on the base model, so its calls belong to no executor version.
+    # An executor with tools calls the base model, so its calls belong to no executor version
     worker = replace(roles["execution"], executor_version=None)
     with_tools: dict[str, Executes] = {
         name: new_worker(

@@ -49,7 +49,7 @@ async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
     this = asyncio.current_task()
     assert this is not None
     loop = asyncio.get_running_loop()
-    with ExitStack() as stack:  # uvloop does not remove its signal handlers
+    with ExitStack() as stack:  # uvloop leaves its signal handlers installed
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, this.cancel)
             stack.callback(loop.remove_signal_handler, number)

@@ -335,7 +335,9 @@ class NamedTenantOptions(AccountOptions, kw_only=True):
     """Options of commands on one tenant."""
 
     name: Annotated[str, POSITIONAL, reads(tenant_name, "NAME")]
-    """Name of the tenant."""
+    """Name of the tenant: 1 to 64 letters, digits, dots, underscores and hyphens, beginning with a
+    letter or a digit.
+    """
 
 
 class SetTenantOptions(NamedTenantOptions):
@@ -360,11 +362,13 @@ class SetTenantOptions(NamedTenantOptions):
     runs_in_flight: Limit = UNSET
     """Max concurrent runs; `none` removes the limit."""
     redact: bool | UnsetType = UNSET
-    """Store the figures of the tenant's runs (tokens, times), but none of their texts."""
+    """Store only the figures of the tenant's runs, such as tokens and times, and none of their
+    texts (a new tenant: also the texts).
+    """
     indexes: tuple[Name, ...] | UnsetType = msgspec.field(default=UNSET, name="index")
     """Let the tenant search only these indexes of the config (a new tenant: only `default`)."""
     training: bool | UnsetType = UNSET
-    """Allow executors to be trained on the tenant's runs."""
+    """Allow executors to be trained on the tenant's runs (a new tenant: allowed)."""
 
 
 def tenants(arguments: Sequence[str]) -> int:

@@ -83,9 +83,9 @@ class TermsOptions(GatewayOptions):
     """Idempotency key: if an earlier request has this ID, return the stored result of that request.
     """
     max_total_tokens: Tokens | None = None
-    """Spend at most this many prompt and completion tokens, over all models."""
+    """Spend at most this many prompt and completion tokens, over all models (default: no limit)."""
     max_cost_usd: Dollars | None = None
-    """Spend at most this many dollars."""
+    """Spend at most this many dollars (default: no limit)."""
     no_cache: bool = False
     """Search for every sub-query again, instead of reusing the reports that other runs got for it.
     """

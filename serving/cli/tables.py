@@ -126,7 +126,7 @@ def _cost(calls: RoleUsage | UpstreamCall, attempts: int, unknown: int) -> str:
 
 
 def uncounted(row: RoleUsage) -> bool:
-    """Return whether the token counts of all attempts of `row` are unknown."""
+    """Return True if `row` has attempts, and the token counts of all of them are unknown."""
     return 0 < row.attempts == row.attempts_without_usage
 
 
@@ -306,11 +306,11 @@ class RunView(ABC):
     out: Console
     """Console for the result."""
     progress: Console
-    """Console for everything else."""
+    """Console for the events and the progress line, and for notes on the result."""
     stream: bool
-    """Show the events of the run."""
+    """Whether to show the events of the run."""
     as_json: bool
-    """Print the result (and events) as JSON."""
+    """Whether to print the result, and the events if they are shown, as JSON."""
 
     def follow(self, stream: Stream[Any]) -> Any:
         """Show the events of a run until it ends; return its result. Raises `GatewayError`."""

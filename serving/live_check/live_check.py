@@ -41,7 +41,7 @@ _LISTED_WITHIN_S = 10.0
 
 
 class ProbeResult(Frozen):
-    """Result of one probe."""
+    """Result of one probe, such as whether a model can be reached."""
 
     good: bool | None
     """Whether the result is good; None if nothing is known, as for an unknown price."""
@@ -265,7 +265,7 @@ def _protocol(name: str, results: Sequence[Completion | BaseException]) -> Probe
         advice += "; each mistake costs another call to correct it, or loses a result"
         return ProbeResult(False, word, advice)
     advice += "; the model cannot do this role's work: choose another model or prompt"
-    # The condenser has one turn, which is too few to refuse a model that answers questions.
+    # The condenser has a single probe turn. One bad output is too little to call the config bad.
     return ProbeResult(False, word, advice, needed=len(results) > 1)
 
 

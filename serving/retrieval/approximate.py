@@ -146,7 +146,7 @@ class ApproximateIndex(CandidateIndex):
         widening = self._small.ntotal / rows
         options: dict[str, Any] = {}
         if among is None:
-            count = int(count * widening)  # some candidates belong to no row
+            count = int(count * widening)  # some are removed passages
         else:
             options["sel"] = untyped.IDSelectorBatch(self.ids[among])
         breadth = int(self._breadth * widening)

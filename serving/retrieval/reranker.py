@@ -62,8 +62,8 @@ class _ScoreReply(_Reply):
 
 
 _FORMS = {"rerank": ("query", "documents", _Reply), "score": ("text_1", "text_2", _ScoreReply)}
-"""For each form of endpoint, which is also its route: the keys of the query and of the texts in a
-request, and the type of the reply.
+"""Requests and replies of each form of endpoint: the keys of the query and of the texts in a
+request, and the type of the reply. The form is also the last part of the endpoint's URL.
 """
 
 

@@ -192,7 +192,7 @@ def _deliver(
             continue
 
         for query, passages in outcome.items():
-            with suppress(ValueError):  # the cache has no space at all
+            with suppress(ValueError):  # the size of the cache is 0
                 searched.cache[query, request.scope] = passages
         if is_open:
             request.results.set_result(outcome)

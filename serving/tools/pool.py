@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from serving.tools.connection import MCPConnection
 
 _FIRST_PAUSE_S = 1.0
-"""Pause before the first restart of a server."""
+"""Seconds before the first restart of a server."""
 _MAX_PAUSE_S = 60.0
 _STABLE_AFTER_S = 60.0
 """Seconds after which a running server counts as stable. Each restart of a server that was not
