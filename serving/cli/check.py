@@ -41,8 +41,8 @@ class CheckOptions(ConfigOptions):
     """
 
     live: Annotated[bool, exclusive("way")] = False
-    """Send small requests to all models, servers and indexes of the config; its vLLM engines are
-    started for that.
+    """Send small requests to the models of the roles, the embedder, the index of [retrieval], the
+    reranker and the tool servers. vLLM engines are started for that.
     """
     allow_missing: Annotated[bool, exclusive("way")] = False
     """Exit with status 0 even if API keys or packages are missing, or an index must be built."""

@@ -199,9 +199,10 @@ class CertificateOptions(Options):
     """Options of a connection to a gateway."""
 
     ca: File | None = None
-    """Use TLS, and trust this CA certificate, a PEM file (default: no TLS)."""
+    """Use TLS, and trust this CA certificate, a PEM file (default: no TLS without --certificate).
+    """
     certificate: File | None = None
-    """Send this client certificate, a PEM file, if the gateway requires one."""
+    """Use TLS, and send this client certificate, a PEM file; needs --key."""
     key: File | None = None
     """Private key of --certificate (PEM file)."""
 

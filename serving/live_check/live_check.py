@@ -1,5 +1,6 @@
 """The probes of `rolegate check --live`: start the config's engines, and send a few small requests
-to each model, retriever and tool server of the config, in the same way as the gateway.
+to the models of the roles, the index or server of `[retrieval]`, the reranker and the tool servers,
+in the same way as the gateway. Further indexes and the models of managers are not probed.
 """
 
 import asyncio
@@ -113,9 +114,8 @@ class _Probed(NamedTuple):
 
 
 async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
-    """Probe all models, the retriever and the tool servers of `config`. `limit_s`: max seconds for
-    one call of a model, and for the start of a tool server. Raises `BadConfig` if an engine or the
-    embedder cannot be opened.
+    """Run all probes of `config`. `limit_s`: max seconds for one call of a model, and for the start
+    of a tool server. Raises `BadConfig` if an engine or the embedder cannot be opened.
     """
     roles = config.roles.by_name
     # The judge of trials is not probed, so its engine is not needed
