@@ -349,7 +349,7 @@ async def test_a_request_that_is_too_large_is_refused_with_the_limit(
 async def test_a_timeout_that_is_no_positive_number_is_refused(method: str, given: object) -> None:
     """Both clients refuse it before anything is sent."""
     columns = ("a*",) if "table" in method else ()
-    message = rf"^timeout_s: must be a number more than 0, got {given!r}\.$"
+    message = rf"^timeout_s: must be a number of seconds more than 0, got {given!r}\.$"
     with Client("127.0.0.1:9") as client, pytest.raises(ValueError, match=message):
         getattr(client, method)("Who?", *columns, timeout_s=given)
     async with AsyncClient("127.0.0.1:9") as asking:

@@ -5,8 +5,8 @@ Both clients, `Client` and `AsyncClient`, have a method for each of these functi
 name and parameters; the method makes the call and returns its result. A method raises `ValueError`
 for an unknown kind, state, topology or dimension, and for a `timeout_s` that is not above 0.
 
-Without `timeout_s`, answers and tables have no deadline, so the limit of the gateway applies
-(`server.timeout_s`, for tables `table.timeout_s`).
+Without `timeout_s`, the client sets no deadline for answers and tables. The gateway's limit then
+applies: `server.timeout_s`, or `table.timeout_s` for tables.
 """
 
 import uuid
@@ -70,24 +70,25 @@ class Call(Generic[Result]):
     """A call to the gateway, unary or streamed, that has not been sent yet."""
 
     request: Any
-    """Request message. Its type determines the gRPC method, whose name is that of the type without
-    `Request`, and the service, which is defined in the same proto file.
+    """Request message. Its type determines the gRPC method: an `AnswerRequest` is sent to `Answer`.
+    The service is the one in the proto file of the type.
     """
     result: Callable[[Any], Result] = lambda response: response
-    """Converts a response message to the result that the method of the client returns."""
+    """Converts the response message to the result that the client's method returns."""
     timeout_s: float | None = SHORT_S
     """Deadline in seconds; None for no deadline."""
     repeatable: bool = False
-    """True if the call may be made once more when the connection breaks. The `request_id` of its
-    request then ensures that nothing is spent twice.
+    """True if the client sends the request again after the connection broke. The request must have
+    a `request_id`, so that the gateway does not answer it twice.
     """
     messages: Iterable[Any] = ()
-    """The messages of a streamed request, which are of the type of `request`."""
+    """Messages of a streamed request, all of the same type as `request`. Empty for a unary request.
+    """
 
     def __post_init__(self) -> None:
         given = self.timeout_s
         if not (given is None or (isinstance(given, int | float) and given > 0)):
-            raise ValueError(f"timeout_s: must be a number more than 0, got {given!r}.")
+            raise ValueError(f"timeout_s: must be a number of seconds more than 0, got {given!r}.")
 
     @property
     def method(self) -> str:
@@ -95,7 +96,7 @@ class Call(Generic[Result]):
         return type(self.request).__name__.removesuffix("Request")
 
     def begin(self, channel: Any, connection: Connection, timeout_s: float | None) -> Any:
-        """Begin the call on `channel`, a channel of `connection`, and return gRPC's call object."""
+        """Begin the call on `channel`, which `connection` opened, and return gRPC's call object."""
         (service,) = self.request.DESCRIPTOR.file.services_by_name.values()
         method = service.methods_by_name[self.method]
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
@@ -116,8 +117,8 @@ def ask(
 ) -> Call[answer_pb.AnswerResponse]:
     """Answer a question. The result has the answer, its citations and its cost.
 
-    If the connection breaks, the request is sent once more. It then has the same `request_id`, so
-    that nothing is spent twice.
+    If the connection breaks, the client sends the request once more with the same `request_id`, so
+    that the gateway does not answer it twice.
     """
     sent = request(answer_pb.AnswerRequest, options, question=question)
     sent.request_id = sent.request_id or str(uuid.uuid4())
@@ -147,8 +148,8 @@ def table(
 
     `columns`: the columns, as a text such as "city*, founder, founded:integer" or as messages; see
     `parse_columns`. `rows`: known rows. Each row is a sequence with a value for every column, or a
-    mapping with values for some columns by name. Empty values are searched for, other values are
-    kept. If the connection breaks, the request is sent once more, as in `ask`.
+    mapping with values for some columns by name. The gateway searches for empty values, and keeps
+    the others. If the connection breaks, the client sends the request once more, as in `ask`.
     """
     sent = _table_request(
         table_pb.FillTableRequest,
@@ -173,8 +174,8 @@ def stream_table(
     timeout_s: float | None = None,
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
-    """Fill a table and stream the events of the run. The last event is `done`, with a message of
-    the table, for the client's method `with_all_rows`.
+    """Fill a table and stream the events of the run. The last event is `done`. Its table may have
+    only the first rows; the client's method `with_all_rows` fetches the others.
     """
     return Call(
         _table_request(
@@ -253,9 +254,9 @@ def upload(
     """Store a document of the caller's tenant, and return it. A document of the same name is
     replaced.
 
-    `document`: the path of a file, or the content. `name`: name of the document, by default that
-    of the file. `wait`: True to return only when searches can find the document, or it could not be
-    read. Raises `OSError` if the file cannot be opened.
+    `document`: the path of a file, or the content. `name`: name of the document, by default that of
+    the file. `wait`: True to return only after searches can find the document, or after the gateway
+    has failed to read it. Raises `OSError` if the file cannot be opened.
     """
 
     def opened() -> BinaryIO:
@@ -282,19 +283,21 @@ def upload(
 
 
 def delete_document(name: str) -> Call[None]:
-    """Delete a document of the caller's tenant. Searches find it until the next build has ended."""
+    """Delete a document of the caller's tenant. Searches still find it until the index has been
+    built again.
+    """
     return Call(document_pb.DeleteDocumentRequest(name=name), lambda _: None)
 
 
 def get_build() -> Call[document_pb.GetBuildResponse]:
-    """Return the state of the index of the tenant's documents, with the documents that were not
-    read.
+    """Return the state of the index of the documents that the caller's tenant has uploaded, with
+    the documents that could not be read.
     """
     return Call(document_pb.GetBuildRequest())
 
 
 def run(run_id: str, *, trace: bool = False) -> Call[run_pb.GetRunResponse]:
-    """Return a run, which may still be under way, with its output, usage and feedback. `trace`:
+    """Return a run, which may still be in progress, with its output, usage and feedback. `trace`:
     True to include the whole trace.
     """
     return Call(run_pb.GetRunRequest(run_id=run_id, include_trace=trace))
@@ -304,8 +307,8 @@ Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
-    """Stream the events of an answer or a table, beginning after the event with number `after`. The
-    events are the same as those of `stream` or `stream_table`.
+    """Stream the events of a run that answers a question or fills a table, as `stream` or
+    `stream_table` do. The first event is the one after number `after`.
     """
 
     def event(response: run_pb.WatchRunResponse) -> Event:
@@ -335,19 +338,23 @@ def feedback(run_id: str, **opinion: Unpack[FeedbackFields]) -> Call[str]:
 def export(
     timeout_s: float | None = None, **wanted: Unpack[ExportFilter]
 ) -> Call[run_pb.ExportRunsResponse]:
-    """Stream all ended runs that match the filter `wanted`, with their traces, oldest first."""
+    """Stream all runs that have ended and match the filter `wanted`, with their traces, oldest
+    first.
+    """
     return Call(request(run_pb.ExportRunsRequest, wanted), timeout_s=timeout_s)
 
 
 def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
-    """Return sums of the tokens and the cost of model calls. `sums`: filter and grouping of the
-    calls, see `UsageOptions`.
+    """Return the tokens and the cost of model calls, summed by group. `sums`: filter and grouping
+    of the calls, see `UsageOptions`.
     """
     return Call(request(usage_pb.GetUsageRequest, sums))
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
-    """Return a comparison of the tokens in the gateway's ledger with each engine's own counters."""
+    """Return, for each engine, the tokens that the gateway has recorded and those that the engine
+    has counted.
+    """
     return Call(
         usage_pb.ReconcileUsageRequest(),
         attrgetter("reconciliations"),
@@ -355,7 +362,7 @@ def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
 
 
 def versions() -> Call[Sequence[version_pb.ExecutorVersion]]:
-    """Return all versions of the executor, newest first."""
+    """Return all versions of the executor (the model that searches), newest first."""
     return Call(
         version_pb.ListExecutorVersionsRequest(),
         attrgetter("versions"),
@@ -374,9 +381,9 @@ def set_version_traffic(
 ) -> Call[version_pb.ExecutorVersion]:
     """Start or end a trial of a version of the executor, and return the version.
 
-    `state`: `shadow` to repeat finished runs with the version, `canary` to let it serve a share of
-    the runs, or `registered` to end the trial. `share`: the share of the runs that a canary serves,
-    more than 0 and at most 1.
+    `state`: `shadow` to repeat finished runs with the version, without effect on answers; `canary`
+    to use it in a share of new runs; or `registered` to end the trial. `share`: share of new runs
+    that use a canary, more than 0 and at most 1.
     """
     return Call(
         request(
@@ -398,15 +405,16 @@ def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Take a version of the executor out of service. Return the version that is active then."""
+    """Take a version of the executor out of service. Return the version that is then active."""
     return Call(version_pb.RollBackExecutorVersionRequest(version=version), attrgetter("active"))
 
 
 def version_decisions(
     version: str = "", after: int = 0
 ) -> Call[Sequence[version_pb.ExecutorVersionDecision]]:
-    """Return decisions on versions of the executor with numbers above `after`, oldest first, at
-    most 1000. `version`: name of a version; empty for decisions on all versions.
+    """Return the decisions to register, try, promote or roll back versions of the executor: at most
+    1000, oldest first, beginning after the decision with number `after`. `version`: name of a
+    version; empty for decisions on all versions.
     """
     return Call(
         version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after),
@@ -417,29 +425,29 @@ def version_decisions(
 def create_key(
     tenant: str | None = None, scopes: Sequence[str] = (), label: str = ""
 ) -> Call[admin_pb.CreateKeyResponse]:
-    """Create a key of a tenant, or an operator's key for None. Its text is only in the result.
-    `scopes`: `ask`, `documents`, `operate` and `train`; by default `ask`, and all for an operator's
-    key. `label`: note for people.
+    """Create an API key of a tenant, or an operator's key if `tenant` is None. Only this result
+    contains the text of the key. `scopes`: what the key permits, any of `ask`, `documents`,
+    `operate` and `train`; by default `ask`, or all for an operator's key. `label`: note for people.
     """
     return Call(admin_pb.CreateKeyRequest(tenant=tenant, scopes=scopes, label=label))
 
 
 def rotate_key(key_id: str, grace_s: float = 0.0) -> Call[admin_pb.RotateKeyResponse]:
-    """Replace a key by a new one, whose text is only in the result. The old key stays valid for
-    `grace_s` seconds.
+    """Replace an API key by a new one. Only this result contains the text of the new key. The old
+    key stays valid for `grace_s` seconds.
     """
     return Call(admin_pb.RotateKeyRequest(key_id=key_id, grace=timedelta(seconds=grace_s)))
 
 
 def expire_key(key_id: str, at: datetime | None) -> Call[admin_pb.Key]:
-    """Let a key expire at the time `at`, or never if it is None. Return the key."""
+    """Let a key expire at the time `at`, or never if `at` is None. Return the key."""
     return Call(
         request(admin_pb.ExpireKeyRequest, {"expire_time": at}, key_id=key_id), attrgetter("key")
     )
 
 
 def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
-    """Revoke a key permanently. The result also says whether no valid key is left."""
+    """Revoke a key permanently. The result also says whether this was the last valid key."""
     return Call(admin_pb.RevokeKeyRequest(key_id=key_id))
 
 
@@ -458,7 +466,7 @@ def audit(size: int = PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEven
 
 
 def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:
-    """Return a tenant, with its usage of this day and this month."""
+    """Return a tenant, with its usage of this day and this month in UTC."""
     return Call(admin_pb.GetTenantRequest(name=name))
 
 

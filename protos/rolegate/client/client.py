@@ -33,7 +33,7 @@ Item = TypeVar("Item")
 
 
 class Stream(Generic[Item]):
-    """The items of a streamed call; iterating over it yields them as they arrive.
+    """Async iterator over the items of a streamed call, which yields each item when it arrives.
 
     Cancelling the stream, or leaving its context, stops the work at the gateway. Reading after that
     raises `GatewayError`.
@@ -67,7 +67,9 @@ class Stream(Generic[Item]):
 def _unary(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[Client, P], Result]":
-    """Return a client method that makes the call which `make` returns, and returns its result."""
+    """Return a client method that passes its arguments to `make`, makes the returned call, and
+    returns the result of the call.
+    """
     make = checked(make)
 
     @wraps(make)
@@ -83,8 +85,8 @@ def _unary(
 def _streamed(
     make: Callable[P, Call[Result]],
 ) -> "Callable[Concatenate[Client, P], Stream[Result]]":
-    """Return a client method that begins the call which `make` returns, and returns the stream of
-    its results.
+    """Return a client method that passes its arguments to `make`, begins the returned call, and
+    returns the stream of its results.
     """
     make = checked(make)
 
@@ -185,8 +187,8 @@ class Client:
             wanted.page_token = page.next_page_token
 
     def get_table(self, run_id: str) -> Table:
-        """Return the whole table of a run, which may still be under way. The table is fetched page
-        by page.
+        """Return the whole table of a run, which may still be in progress. The table is fetched
+        page by page.
         """
         pages = [self._call(calls.table_page(run_id, ""))]
         while token := pages[-1].next_page_token:
@@ -200,7 +202,7 @@ class Client:
         return self.get_table(table.run_id) if table.next_page_token else Table(table)
 
     def close(self) -> None:
-        """Close the connection to the gateway. Calls under way are cancelled."""
+        """Close the connection to the gateway, and cancel calls that are in progress."""
         self._channel.close()
 
     def __enter__(self) -> Self:

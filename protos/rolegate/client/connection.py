@@ -16,7 +16,7 @@ API_KEY = "ROLEGATE_API_KEY"
 _LAST_PORT = 65_535
 _OPTIONS = [
     ("grpc.max_receive_message_length", -1),  # traces can be long
-    # Calls without a deadline end if the gateway's machine is gone
+    # Pings make calls without a deadline fail if the gateway's machine stops answering
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.use_local_subchannel_pool", 1),  # each channel opens its own connection
 ]
@@ -113,8 +113,8 @@ def is_loopback(address: str) -> bool:
 
 
 def address_problem(address: str) -> str:
-    """Return what is wrong with the address of a gateway; empty if it is host:port, or one of
-    gRPC's forms `unix:PATH` and `dns:///HOST:PORT`.
+    """Return a message about what is wrong with the address of a gateway; empty for a valid
+    address: HOST:PORT, `unix:PATH` or `dns:///HOST:PORT`.
     """
     if scheme := re.match("(?!unix:|dns:).+?://", address):
         return f"{address!r} is not HOST:PORT; leave out {scheme[0]}"

@@ -15,8 +15,9 @@ _DOMAIN = "rolegate"
 
 
 def _error_info(trailers: Iterable[Any]) -> ErrorInfo:
-    """Return the gateway's `ErrorInfo`, with reason and metadata, from the trailers of an error.
-    `trailers`: pairs of key and value. The result is empty if the error was not sent by a gateway.
+    """Return the `ErrorInfo`, with reason and metadata, that the gateway sent in the trailers of an
+    error. `trailers`: pairs of key and value. If the error is not from a gateway, the result is
+    empty.
     """
     info = ErrorInfo()
     packed = next((value for key, value in trailers if key == _TRAILER), b"")
@@ -85,8 +86,8 @@ def translated(address: str, run_id: Callable[[], str] = str) -> Iterator[None]:
     """Convert errors that gRPC raises inside the context, in calls to the gateway at `address`, to
     `GatewayError`. `run_id`: returns the identifier of the call's run, empty if it is not known.
 
-    gRPC also raises `CancelledError` if only the call was cancelled and not the current task. That
-    error is converted too, because `CancelledError` should mean that the task is cancelled.
+    If only the call was cancelled, gRPC raises `CancelledError`, as if the current task was
+    cancelled. That error is converted too, unless the task is really cancelled.
     """
     try:
         yield
@@ -96,11 +97,16 @@ def translated(address: str, run_id: Callable[[], str] = str) -> Iterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise GatewayError("the call was cancelled.", grpc.StatusCode.CANCELLED) from None
+        raise GatewayError(
+            "the call was cancelled before it ended; make it again to get its result.",
+            grpc.StatusCode.CANCELLED,
+        ) from None
 
 
 def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> str:
-    """Return a message for an error that gRPC itself raised, without a gateway's message."""
+    """Return a message for an error that gRPC itself raised, so that there is no message of a
+    gateway.
+    """
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return _unavailable(details, address, run_id)
@@ -115,7 +121,7 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
                 "(--timeout; in Python, timeout_s)."
             )
         case grpc.StatusCode.CANCELLED:
-            return "the call was cancelled."
+            return "the call was cancelled before it ended; make it again to get its result."
     if sizes := re.search(r"message larger than max \((\d+) vs\. (\d+)\)", details):
         return (
             f"the request has {sizes[1]} bytes, but the gateway accepts at most {sizes[2]}; send a "
@@ -129,7 +135,7 @@ def _unavailable(details: str, address: str, run_id: str) -> str:
     if "resolving" in details:
         return f"the host name of {address} cannot be resolved; check the address."
     if re.search("ssl|tls|certificate", details, re.IGNORECASE):
-        return f"no gateway at {address} accepts these certificates: {details}"
+        return f"no gateway at {address} accepts these certificates; check them: {details}"
     if re.search("status: 503|no gateway is ready", details):
         return (
             f"the proxy at {address} has no gateway that is ready; try again, or ask its operator "
@@ -141,7 +147,7 @@ def _unavailable(details: str, address: str, run_id: str) -> str:
             "(`server.http`), use its gRPC port (`server.address`)."
         )
     if "failed to connect" not in details:
-        during = f"while run {run_id} was under way" if run_id else "during the call"
+        during = f"while run {run_id} was in progress" if run_id else "during the call"
         return (
             f"the gateway at {address} ended the connection {during}; when the gateway runs again, "
             f"use `rolegate runs resume {run_id or 'RUN'}`, or send the request again with the "

@@ -30,8 +30,7 @@ def checked(call: Callable[P, Result]) -> Callable[P, Result]:
     """Wrap `call` so that it raises `TypeError` for an unknown keyword argument.
 
     The known arguments are the parameters of `call`, and the keys of the `TypedDict` in its
-    `**options: Unpack[…]`. The message suggests a similar name, or lists all options if none is
-    similar.
+    `**options: Unpack[…]`. The error message suggests a similar name, or else lists all options.
     """
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():

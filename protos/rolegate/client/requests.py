@@ -28,13 +28,13 @@ TriedState = Literal["registered", "shadow", "canary"]
 """
 TopologyName = Literal["factorized", "host"]
 """Topology of the search: the roles that take part in it. `factorized`: a delegator writes
-sub-queries, executors search, and an answerer writes the answer. `host`: also managers between the
-delegator and the executors.
+sub-queries, executors search, and an answerer writes the answer. `host`: in addition, managers pass
+the delegator's sub-queries on to the executors.
 """
 
 
 _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
-"""Fields of requests whose options have other names, by the name of the option."""
+"""Names of request fields, by the name of the option, where the two differ."""
 
 
 class ChatMessage(TypedDict):
@@ -46,7 +46,9 @@ class ChatMessage(TypedDict):
 
 _MAX_HISTORY = 40
 _MAX_HISTORY_CHARS = 32_000
-"""Max messages of a history, and max characters of all of them; the gateway has the same limits."""
+"""Max number of messages of a history, and max characters of these messages together. The gateway
+refuses a longer history.
+"""
 
 
 def extended(history: Sequence[ChatMessage], question: str, answer: str) -> tuple[ChatMessage, ...]:
@@ -64,14 +66,14 @@ def extended(history: Sequence[ChatMessage], question: str, answer: str) -> tupl
 
 
 class IndexOptions(TypedDict, total=False):
-    """Options that say what is searched."""
+    """Options that select the documents to search."""
 
     index: Sequence[str]
     """Names of the indexes to search, or one name; by default, all that the caller's tenant may
     search.
     """
     filter: DocumentFilter
-    """Properties of the documents to search; by default, all documents are searched."""
+    """Search only documents with these properties; by default, all documents are searched."""
 
 
 class SearchOptions(IndexOptions, total=False):
@@ -87,7 +89,7 @@ class SearchOptions(IndexOptions, total=False):
     """Max cost of all model calls, in US dollars. The gateway must know the prices of all models.
     """
     no_cache: bool
-    """True to work on every sub-query again, without reusing reports of other runs."""
+    """True to search again for every sub-query, instead of reusing reports of other runs."""
     resume_run_id: str
     """Identifier of an interrupted run to resume. The request of that run is used; leave the
     question empty.
@@ -108,9 +110,11 @@ class RequestOptions(SearchOptions, total=False):
     length: Literal["short", "sentence", "paragraph"]
     """Length of the answer; by default, that in the gateway's config."""
     instructions: str
-    """Further text of the answerer's system prompt. The search does not see it."""
+    """Text added to the system prompt of the model that writes the answer. The models that search
+    do not get it.
+    """
     max_answer_tokens: int
-    """Max tokens of the answerer's output."""
+    """Max tokens of the output of the model that writes the answer."""
 
 
 class TableOptions(SearchOptions, total=False):
@@ -124,7 +128,7 @@ class TableOptions(SearchOptions, total=False):
     the returned `Table`, but in its `message.excluded`.
     """
     max_rows: int
-    """Max number of rows; the gateway's limit by default."""
+    """Max number of rows of the table; the gateway's limit by default."""
 
 
 class FeedbackFields(TypedDict, total=False):
@@ -163,7 +167,7 @@ class ListFilter(Filter, total=False):
     key_id: str
     """Only runs of requests with this API key, by its identifier."""
     unsupported: bool
-    """True for only runs whose answer has names or numbers that no cited evidence contains."""
+    """True to list only runs whose answer has names or numbers that no cited evidence contains."""
 
 
 class ExportFilter(Filter, total=False):
@@ -185,7 +189,7 @@ class UsageOptions(TypedDict, total=False):
     by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]]
     """Dimensions by which calls are grouped; role and model if empty."""
     bucket: Literal["hour", "day", "month"] | None
-    """Size of the time buckets, in UTC, by which calls are grouped too; None for no grouping by
+    """Also group calls by the hour, day or month (UTC) in which they started; None to not group by
     time.
     """
     tenant: str
@@ -195,7 +199,7 @@ class UsageOptions(TypedDict, total=False):
 def request(kind: type[M], options: Mapping[str, Any], **fields: Any) -> M:
     """Return a request message of type `kind` with the given fields and options.
 
-    `options`: options by name; those that are None or empty are left out. Times are converted to
+    `options`: options by name; options that are None or empty are left out. Times are converted to
     UTC; a time without a time zone is local time. Raises `ValueError` for an unknown choice, and
     for a cost that is not finite.
     """

@@ -158,9 +158,10 @@ class Table:
         openpyxl), or .json for the whole message. Raises `ValueError` for other endings.
 
         `sources`: True to add, for each column, a column with the sentences that are cited for its
-        values, and conflicting values. `excluded`: True to add the excluded rows. With either, a
-        table with conditions has a column `membership`, which names the conditions that a row
-        contradicts or that were not checked. `others`: values of further columns, see `Others`.
+        values, and with conflicting values. `excluded`: True to add the rows that contradict a
+        condition. With one of these options, a table with conditions also has a column
+        `membership`, which states the conditions that the row contradicts or that were not checked
+        for it. `others`: values of further columns, see `Others`.
         """
         rows = list(self._lines(sources, excluded, others))
         match ending:
@@ -175,7 +176,7 @@ class Table:
             case ".json":
                 return f"{_json(self.message)}\n".encode()
         raise ValueError(
-            f"{ending!r} is not a table file's ending; use .csv, .tsv, .md, .xlsx or .json."
+            f"a table file cannot end in {ending!r}; use .csv, .tsv, .md, .xlsx or .json."
         )
 
     def _lines(self, sources: bool, excluded: bool, others: Others) -> Iterable[list[str]]:
@@ -265,7 +266,7 @@ def _workbook(columns: Sequence[pb.Column], rows: Iterable[Sequence[str]]) -> by
 
 
 def joined(pages: Sequence[pb.Table]) -> Table:
-    """Return the table that consists of the given pages."""
+    """Return the whole table. `pages`: all pages of the table, in order."""
     table = pb.Table()
     table.CopyFrom(pages[0])
     for page in pages[1:]:

@@ -35,8 +35,8 @@ _SIGNED = re.compile(r"[+-]\d[\d., ]*(e[+-]?\d+)?%?", re.ASCII | re.IGNORECASE)
 
 
 def visible(text: str) -> str:
-    r"""Return a text in which control characters, except tab and newline, are replaced by escape
-    sequences such as `\u001b`.
+    r"""Return `text` with control characters, except tab and newline, replaced by escape sequences
+    such as `\u001b`.
     """
     # Printable texts contain no control characters, so most texts need no translation.
     return text if text.isprintable() else text.translate(SHOWN)
@@ -51,7 +51,7 @@ def markdown(text: str) -> str:
 
 def model_markdown(text: str) -> str:
     """Return the Markdown that a model wrote, with images, links and HTML escaped. Other Markdown
-    stays as it is.
+    is not changed.
 
     A hostile document may make a model write an image or a link whose address sends data to another
     host.
@@ -90,11 +90,12 @@ def source_line(citation: Any) -> str:
 
 
 def inert(text: str) -> str:
-    """Return a text for a cell of a CSV file in which no part can act as a spreadsheet formula.
+    """Return a text to write into a cell of a CSV file, escaped so that no spreadsheet runs a part
+    of it as a formula.
 
     An apostrophe is put before each part that a spreadsheet would treat as a formula. A part begins
     at the start of the text and after each character that may separate cells. Signed numbers and
-    telephone numbers stay as they are.
+    telephone numbers are not changed.
     """
     parts = (f"'{part}" if _is_formula(part) else part for part in re.split(r"([;\t\r\n])", text))
     return "'" * text.startswith(("\t", "\r", "\n")) + "".join(parts)
