@@ -20,8 +20,8 @@ _NOT_EXTRA = {
     "max_completion_tokens": "set the role's max_tokens instead.",
     "n": "the gateway reads one output per request.",
 }
-"""Fields that `extra_body` must not contain, because they change how much a model may write. The
-values are advice for the error message.
+"""Fields that `extra_body` must not contain, because they change how much a model may write, each
+with the advice for the error message.
 """
 _MINILM_DIMENSION = 384
 
@@ -86,8 +86,8 @@ def _is_model(path: str) -> bool:
 
 _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "path": (bool, "is empty; name a path."),
-    "file": (lambda path: Path(path).is_file(), "there is no file {}."),
-    "source": (lambda path: Path(path).exists(), "there is no file or folder {}."),
+    "file": (lambda path: Path(path).is_file(), "there is no file {}; fix the path."),
+    "source": (lambda path: Path(path).exists(), "there is no file or folder {}; fix the path."),
     "version": (
         lambda path: (Path(path) / MANIFEST).is_file(),
         f"{{}} contains no {MANIFEST}; name the folder of a published version.",
@@ -223,8 +223,8 @@ def _versions(config: Config) -> Iterator[str]:
         )
     if engine and engine.adapter_rank is None:
         yield (
-            f"versions.start: needs engines.{executor.engine}.adapter_rank, which must be at least "
-            "the rank of the version's adapter."
+            f"versions.start: needs engines.{executor.engine}.adapter_rank; set it to at least the "
+            "rank of the version's adapter."
         )
 
 
@@ -300,6 +300,6 @@ def _retrieval(config: Config) -> Iterator[str]:
                 f"{dimension}."
             )
         if index.milvus and partitions.count(index.milvus) > 1:
-            yield f"{key}.milvus: another index has the same partition; name another one."
+            yield f"{key}.milvus: another index has the same partition; name another partition."
         if index.index and folders.count(index.index) > 1:
-            yield f"{key}.index: another index has the same folder; name another one."
+            yield f"{key}.index: another index has the same folder; name another folder."

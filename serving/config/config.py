@@ -28,8 +28,9 @@ def _marked(mark: str) -> Meta:
     return Meta(extra={"mark": mark})
 
 
-# Types of texts. Each type has a mark, which `visit_texts` passes on with each text, so that paths
-# can be made absolute (see `file.py`) and texts be checked (see `check.py`).
+# Types of texts in the file. Each type has a mark, such as "path". `visit_texts` passes each text
+# with its mark to a function. With this, `file.py` makes paths absolute, and `check.py` checks the
+# texts.
 AnyPath = Annotated[str, _marked("path")]
 File = Annotated[str, _marked("file")]
 """An existing file."""
@@ -70,8 +71,8 @@ EngineSeconds = Annotated[float, Meta(ge=1, le=86_400)]
 FACTORY = re.compile(
     r"HNSW([1-9]\d?),SQ8|IVF([1-9]\d{0,6})(?:_HNSW[1-9]\d?)?,(?:SQ8|PQ([1-9]\d{0,3}))"
 )
-"""Index factory strings of FAISS that `vectors` accepts in addition to `Flat`. Groups: the links
-per vector of HNSW, the number of lists of IVF, and the bytes per vector of PQ.
+"""Index factory strings of FAISS that the key `vectors` accepts in addition to `Flat`. Groups: the
+links per vector of HNSW, the number of lists of IVF, and the bytes per vector of PQ.
 """
 
 
@@ -149,15 +150,17 @@ class SearchConfig(Section):
     max_sub_queries: Count = 8
     """Max sub-queries of one round; further sub-queries of the delegator are ignored."""
     max_turns: Annotated[int, Meta(ge=2, le=10**9)] = 3
-    """Max turns of an executor for one sub-query, including its report; K in the TBSS paper."""
+    """Max turns (outputs of the model) of an executor for one sub-query, including its report; K in
+    the TBSS paper.
+    """
     max_searches: Count = 2
     """Max searches of an executor for one sub-query."""
     top_k: Passages = 3
     """Number of passages that a search shows to its executor."""
     access: bool = False
     """Allow executors to open a document that one of their searches has found, and to read its
-    passages about one subject. Small models that were trained without this option do not follow the
-    instructions for it.
+    passages about one subject. Do not set it for a small model that was trained without it, which
+    ignores the instructions for this.
     """
     access_k: Passages = 10
     """Max passages shown of an opened document."""
@@ -180,15 +183,15 @@ class SearchConfig(Section):
 
 class ReportCacheConfig(Section):
     """Reuse of an executor's report in other runs with the same sub-query, so that only one
-    executor works on it. Reports are not reused if the executor samples at random, that is, with a
-    temperature above 0 and no seed.
+    executor works on that sub-query. Reports are not reused if the executor samples at random, that
+    is, with a temperature above 0 and no seed.
     """
 
     enabled: bool = True
     """Whether reports are reused in other runs."""
     keep_s: Pause = 300.0
-    """Time for which later runs reuse a finished report. When the index changes, earlier reports
-    are no longer reused.
+    """Time for which later runs reuse a finished report. Reports from before a change of the index
+    are not reused.
     """
 
 
@@ -201,8 +204,8 @@ class EngineConfig(Section):
     """Folder of the model, or a model name that vLLM can load."""
     arguments: tuple[str, ...] = ()
     """Further command-line arguments of vLLM's API server. On a CPU without bf16 instructions, the
-    gateway adds `--dtype float32`, which is faster there. `["--dtype", "bfloat16"]` overrides that,
-    and takes half the memory.
+    gateway adds `--dtype float32`, which is faster there. Set `["--dtype", "bfloat16"]` to use half
+    the memory instead.
     """
     adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
     """Max rank of the LoRA adapters that the engine can load. Absent: it loads no adapters."""
@@ -256,11 +259,11 @@ class RoleConfig(Section):
     the first user message.
     """
     context_tokens: Count | None = None
-    """Context length of the model: max tokens of prompt and output together. Absent: unknown, so
-    that a prompt is only known to be too long when the endpoint refuses it.
+    """Context length of the model: max tokens of prompt and output together. Absent: unknown; a
+    prompt that is too long is sent, and the endpoint refuses it.
     """
     attempts: Count = 3
-    """Max attempts of a call, over all replicas, if attempts fail."""
+    """Max attempts of a model call, over all replicas together, before the call fails."""
     replicas: tuple[URL, ...] = ()
     """Base URLs of further endpoints with the same model and the same API key, for load balancing
     and failover.
@@ -279,9 +282,9 @@ class RoleConfig(Section):
     called with the prompt of this role.
     """
     structured: bool = True
-    """Use vLLM's structured outputs, so that the execution role writes only valid turns, if the
-    endpoint supports them and `thinking` is not true. Set false for a model that writes its
-    thinking into its text. Ignored in other roles.
+    """Let vLLM's structured outputs constrain the execution role to valid turns. Ignored in other
+    roles, if the endpoint does not support them, and if `thinking` is true. Set false for a model
+    that writes its thinking into its text.
     """
     tool_calls: bool = False
     """True: the model calls tools with the tool calls of OpenAI's API, which the endpoint must
@@ -327,7 +330,7 @@ class EmbedderConfig(Section):
 
     onnx: AnyPath | None = None
     """Folder of an ONNX export of a sentence encoder: `model.onnx` and `tokenizer.json`. It needs
-    no torch, but the extra `onnx` (docs/documents.md#an-embedder-without-torch).
+    the extra `onnx`, but no torch (docs/documents.md#an-embedder-without-torch).
     """
     engine: str | None = None
     """Engine that serves the model: NAME of a table `[engines.NAME]`."""
@@ -370,8 +373,8 @@ class MilvusConfig(Section):
 
 
 class IndexConfig(Section):
-    """A further index, which `rolegate tenants set --index NAME` allows a tenant to search. NAME is
-    also its name in requests. It uses the embedder of `[retrieval]`.
+    """An index in addition to that of `[retrieval]`, whose embedder it uses. Requests refer to the
+    index as NAME. `rolegate tenants set --index NAME` allows a tenant to search it.
     """
 
     address: Address | None = None
@@ -390,7 +393,7 @@ class IndexConfig(Section):
     """
     lexical: bool = False
     """Combine the ranks of the vector search with those of a lexical search (BM25). After a change
-    of this key, the index must be built again.
+    of this key, build the index again.
     """
     vectors: Factory = "Flat"
     """Type of the vector index, as an index factory string of FAISS. `Flat` compares a query with
@@ -399,7 +402,7 @@ class IndexConfig(Section):
     """
     memory_gb: Positive = 4.0
     """Max memory for building an index that is not `Flat`, in GiB: for the training sample and the
-    growing index. A build that would exceed it fails before it embeds anything.
+    growing index. A build that needs more fails before it embeds the documents.
     """
     milvus: MilvusConfig | None = None
     """Partition in Milvus to which the vectors are copied, and where they are searched; `vectors`
@@ -469,20 +472,24 @@ class GateConfig(Section):
     enabled: bool = True
     """False: versions are promoted and rolled back only by operators, with `rolegate versions`."""
     margin: Share = 0.1
-    """How much worse than the active version a candidate may be and still be promoted. Only runs
-    that exactly one of the two versions answers correctly count. Of these, the share that only the
-    active version answers correctly, minus the share that only the candidate does, must be below
-    `margin`. 0.1 allows a loss of about 4, 5 or 3 percentage points of accuracy if 30, 50 or 80 %
-    of the answers are right.
+    """How much worse than the active version a candidate may be and still be promoted. The gate
+    counts only the runs that exactly one of the two versions answers correctly. Let A be the share
+    of these runs that the active version answers correctly, and C that of the candidate: A − C must
+    be below `margin`. With 0.1, accuracy may fall by about 4, 5 or 3 percentage points if 30, 50 or
+    80 % of the answers are right.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    """Min share of right answers that a candidate needs, both in its judged runs and in the
-    held-out questions.
+    """Min share of right answers that a candidate needs, both in the judged runs of its trial and
+    for the questions in `versions.held_out`.
     """
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
-    """Share of the runs that a candidate serves as a canary, after it has passed as a shadow."""
+    """Share of the runs that a candidate serves in the second part of its trial, as a canary. In
+    the first part, as a shadow, it only repeats finished runs.
+    """
     max_tokens_ratio: Annotated[float, Meta(gt=0, le=1000)] = 2.0
-    """Max tokens that a candidate may use, as a multiple of those that the active version uses."""
+    """Max tokens that a candidate may use, as a multiple of the tokens that the active version
+    uses.
+    """
 
 
 class VersionsConfig(Section):
@@ -496,9 +503,9 @@ class VersionsConfig(Section):
     """
     held_out: File | None = None
     """File of held-out questions: a JSON object with `question` and `golden_answers` on each line.
-    Before the gate promotes a canary, both versions answer all these questions, and the canary must
-    pass. The tenant `default` pays for the answers. Absent: the gate promotes no canary; operators
-    can.
+    Before the gate promotes a canary, the active version and the canary answer all these questions,
+    and the canary must pass (see `gate`). The tenant `default` pays for the answers. Absent: the
+    gate promotes no canary; operators can.
     """
     gate: GateConfig = GateConfig()
 
@@ -534,7 +541,7 @@ class TelemetryConfig(Section):
 
 
 class DistillationConfig(Section):
-    """Models for the training and the trials of executors."""
+    """Models for training versions of the executor, and for trying them."""
 
     teacher: RoleConfig | None = None
     """Model whose runs the executor is trained on. Only `rolegate sft` calls it."""
@@ -569,17 +576,17 @@ class ToolServerConfig(Section):
     timeout_s: Seconds = 60.0
     """Timeout of a call, and of the server's start."""
     own_sessions: bool = False
-    """Give each worker its own session with the server, from the worker's first call to its end.
-    Set true for servers that keep state between calls, such as the page of a browser. False: all
-    workers of all runs share one session.
+    """Give each worker its own session with the server, from the worker's first call until the
+    worker has ended. Set true for servers that keep state between calls, such as the page of a
+    browser. False: all workers of all runs share one session.
     """
     max_in_flight: Count = 4
     """Max concurrent calls, over all runs; further calls wait. With `own_sessions`, max concurrent
     sessions: a program runs once for each of them, and once more to list its tools.
     """
     max_chars: Chars = 50_000
-    """Max characters of an output; a longer output is cut off. A call with a much longer output
-    fails.
+    """Max characters of the output of a tool; a longer output is cut off. A call with a much longer
+    output fails.
     """
 
 
@@ -604,7 +611,7 @@ class ManagerConfig(Section):
     max_workers: Count = 8
     """Max concurrent workers of the manager."""
     max_rounds: Count = 2
-    """Max turns of the manager in which it dispatches workers, for one sub-query."""
+    """Max rounds in which the manager dispatches workers, for one sub-query."""
 
 
 class Config(Section):
@@ -635,8 +642,8 @@ class Config(Section):
     tools: dict[str, ToolServerConfig] = {}
     telemetry: TelemetryConfig = TelemetryConfig()
     managers: dict[str, ManagerConfig] = {}
-    """Managers by name. A sub-query for which the delegator names no manager goes to the first one
-    in the file.
+    """Managers by name. A sub-query for which the delegator names no manager goes to the first
+    manager in the file.
     """
     prices: dict[str, Price] = {}
     """Prices by model. A model without an entry is looked up in LiteLLM's table of prices, if
@@ -654,8 +661,8 @@ class Config(Section):
 
     @property
     def called_roles(self) -> dict[str, RoleConfig]:
-        """The roles that a gateway calls, by their keys in the file: the three roles, the
-        condenser, the judge of trials, and the managers' own.
+        """The roles whose models a gateway calls, by their keys in the file: the three roles, the
+        condenser, the judge of trials, and the roles of managers.
         """
         roles = {f"roles.{name}": role for name, role in self.roles.by_name.items()}
         if self.condenser:
@@ -668,18 +675,20 @@ class Config(Section):
 
 
 def place_of(index: str) -> str:
-    """Return the table of the file that describes the index of this name."""
+    """Return the key of the table that configures the index of this name: `retrieval` or
+    `indexes.NAME`.
+    """
     return "retrieval" if index == DEFAULT_INDEX else f"indexes.{index}"
 
 
 Visit = Callable[[str, str, str], str]
-"""Function of the key of a text in the file, its mark, and the text. Returns the text to use
-instead.
+"""Function that is called with the key of a text in the file, the mark of its type, and the text.
+It returns the text to use instead.
 """
 
 
 def visit_texts(config: Config, visit: Visit) -> Config:
-    """Return the config with each marked text replaced by the result of `visit`."""
+    """Return the config with each text whose type has a mark replaced by the result of `visit`."""
     visited: Config = _visited(config, type_info(Config), "", visit)
     return visited
 

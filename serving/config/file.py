@@ -26,8 +26,8 @@ _PRESETS = _PACKAGE / "presets"
 _SHIPPED = "shipped:"
 _PATHS = ("path", "file", "source", "version")
 _ALIKE = 0.75
-"""Min `difflib` ratio at which an unknown key counts as a misspelling of a known one: `kynd` and
-`kind` reach it, but `max_turns` and `max_tokens` do not.
+"""Min `difflib` ratio at which an unknown key counts as a misspelling of a known key: `kynd` is
+similar enough to `kind`, but `max_turns` is not to `max_tokens`.
 """
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _KINDS = {
@@ -71,7 +71,7 @@ def parse_config(raw: bytes, path: Path) -> Config:
     except msgspec.ValidationError as error:
         raise BadConfig(f"{path}: {plain_error(str(error), tables)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: not TOML: {error}") from None
+        raise BadConfig(f"{path}: is not valid TOML ({error}); correct the file.") from None
     folder = path.resolve().parent
     try:
         return visit_texts(config, partial(_resolved, Path.cwd() if folder == _PRESETS else folder))
@@ -91,7 +91,9 @@ def preset(name: str) -> Path:
 
 
 def located(base: Path, path: str) -> str:
-    """Return the absolute path of a file that a config in the folder `base` refers to as `path`."""
+    """Return the absolute path of a file. `path`: the path as written in a config. `base`: folder
+    to which a relative path is relative.
+    """
     if path.startswith(_SHIPPED):
         return str(_PACKAGE / path.removeprefix(_SHIPPED))
     try:
@@ -215,8 +217,9 @@ def _kind(place: str) -> Type:
 
 
 def _bad_entry(entries: dict[str, Any], section: type) -> str:
-    """Return the name of the first entry that is no valid `section`, such as NAME for
-    `[engines.NAME]`. msgspec's message does not contain it. `*` if all entries are valid.
+    """Return the name of the first invalid entry, such as NAME for `[engines.NAME]`, because
+    msgspec's message does not contain it. `section`: type of the entries. `*` if all entries are
+    valid.
     """
     for name, entry in entries.items():
         try:

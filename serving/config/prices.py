@@ -18,8 +18,7 @@ Name = TypeVar("Name", bound=str)
 async def prices_of(
     roles: Mapping[Name, RoleConfig], prices: Mapping[str, Price]
 ) -> dict[Name, Price | None]:
-    """Return the price of each role's model, by the name of the role; None if it is unknown, which
-    does not mean that the model is free.
+    """Return the price of each role's model, by the name of the role; None if the price is unknown.
 
     `prices`: the config's prices by model. Prices are looked up in a thread, because importing
     LiteLLM may take seconds.
@@ -43,7 +42,7 @@ async def unpriced(config: Config) -> Iterable[str]:
 
 def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
     """Return the price of a role's model from `prices`, or else from LiteLLM's table; None if
-    neither has it. LiteLLM's table does not apply to a model on this machine. May block for seconds
+    neither has it. LiteLLM's table is not used for a model on this machine. May block for seconds
     while LiteLLM is imported.
     """
     host = urlsplit(role.base_url or "").netloc.rpartition("@")[2]

@@ -1,5 +1,5 @@
-"""Find what a configuration needs but this machine lacks: API keys in environment variables, and
-packages of rolegate's extras. Read these keys.
+"""Find the API keys (in environment variables) and packages that a configuration needs, but that
+this machine lacks. Read the API keys.
 """
 
 import importlib.util
@@ -88,8 +88,8 @@ def api_key(variable: str | None) -> str | None:
 
 
 def webhook_key(variable: str | None) -> bytes | None:
-    """Return the key in the webhook secret of an environment variable, which is `whsec_` and the
-    key in base64; None if there is none, or it is too short.
+    """Return the key for signing webhooks, from an environment variable that contains `whsec_` and
+    the key in base64. None if there is no such key, or if it is shorter than 24 bytes.
     """
     secret = _WEBHOOK_SECRET.fullmatch(api_key(variable) or "")
     return b64decode(secret[1]) if secret else None
@@ -106,8 +106,9 @@ _NOT_SET = "the environment variable {} is not set; export it."
 
 
 def key_problems(where: str, variable: str | None) -> list[str]:
-    """Return messages about an API key that is missing or cannot be sent in a header. They do not
-    quote the API key. `where`: the config's key that names the environment variable.
+    """Return a message if an API key is missing or cannot be sent in a header, else an empty list.
+    The message does not quote the API key. `where`: the config's key that names the environment
+    variable.
     """
     if variable is None:
         return []

@@ -59,7 +59,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_config_loads_and_listens_where_the_files_look(path: Path) -> None:
     config = read_config(path)
     (mounted,) = config.retrieval.documents
-    missing = f"retrieval.documents: there is no file or folder {mounted}."
+    missing = f"retrieval.documents: there is no file or folder {mounted}; fix the path."
     assert [str(problem) for problem in problems(config)] == [missing]
     assert config.server.address == "0.0.0.0:50551"
     assert config.server.http == "0.0.0.0:50580"

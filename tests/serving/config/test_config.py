@@ -286,7 +286,9 @@ def test_two_indexes_cannot_share_a_partition(tmp_path: Path) -> None:
     milvus = 'milvus = {address = "http://127.0.0.1:1", partition = "main"}'
     text = with_index(f'{milvus}\n[indexes.other]\nindex = "other"\n{milvus}')
     problem = refused(tmp_path, text)
-    assert problem == "retrieval.milvus: another index has the same partition; name another one."
+    assert (
+        problem == "retrieval.milvus: another index has the same partition; name another partition."
+    )
 
 
 @pytest.mark.parametrize(
@@ -295,7 +297,7 @@ def test_two_indexes_cannot_share_a_partition(tmp_path: Path) -> None:
     ids=["unclosed", "YAML", "braces", "JSON", "a table twice", "a key twice"],
 )
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
-    assert refused(tmp_path, text).startswith("not TOML: ")
+    assert refused(tmp_path, text).startswith("is not valid TOML (")
 
 
 def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "latin.toml"
     path.write_bytes(GOOD.encode() + b"# caf\xe9\n")
     for file, message in (
-        (path, "not TOML: "),
+        (path, r"is not valid TOML \("),
         (tmp_path / "absent.toml", r"cannot be read \(No such file or directory\); name a TOML"),
         (tmp_path, r"cannot be read \(Is a directory\)"),
     ):
@@ -350,11 +352,11 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
     [
         (
             GOOD.replace("prompt.txt", "absent.txt", 1),
-            "roles.delegation.prompt: there is no file {folder}/absent.txt.",
+            "roles.delegation.prompt: there is no file {folder}/absent.txt; fix the path.",
         ),
         (
             with_tables('[roles.table_execution]\nprompt = "absent.txt"'),
-            "roles.table_execution.prompt: there is no file {folder}/absent.txt.",
+            "roles.table_execution.prompt: there is no file {folder}/absent.txt; fix the path.",
         ),
         (
             with_tables("[table]\nmax_rows = 20\nmax_tasks = 10"),
@@ -392,7 +394,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_index('documents = ["absent"]'),
-            "retrieval.documents: there is no file or folder {folder}/absent.",
+            "retrieval.documents: there is no file or folder {folder}/absent; fix the path.",
         ),
         (
             with_index("[retrieval.embedder]\nmodel = 'm'"),
@@ -408,7 +410,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables("[search]\nvocabulary = 'absent.txt'"),
-            "search.vocabulary: there is no file {folder}/absent.txt.",
+            "search.vocabulary: there is no file {folder}/absent.txt; fix the path.",
         ),
         (
             GOOD.replace('model = "m"', "model = ' '", 1),
@@ -497,8 +499,8 @@ def test_a_config_that_cannot_work_is_refused_with_key_and_remedy(
         (
             'engine = "b"\n',
             (
-                "versions.start: needs engines.b.adapter_rank, which must be at least the rank of "
-                "the version's adapter."
+                "versions.start: needs engines.b.adapter_rank; set it to at least the rank of the "
+                "version's adapter."
             ),
         ),
     ],
