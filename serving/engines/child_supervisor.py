@@ -3,8 +3,8 @@
 Linux can signal a child when its parent dies (`PR_SET_PDEATHSIG`), but not the grandchildren, and
 launchers such as `npx` run the real server as their child. So this supervisor runs between the
 gateway and the launcher. When the gateway dies, Linux sends the supervisor SIGTERM, and the
-supervisor ends its whole process group. Popen's `preexec_fn` is no alternative: code between fork
-and exec sometimes aborts in a process with gRPC's threads.
+supervisor ends its whole process group. Popen's `preexec_fn` cannot be used instead: in a process
+with gRPC's threads, code between fork and exec sometimes aborts.
 
 Usage: `python -I -S child_supervisor.py PROGRAM [ARGUMENT …]`, as the leader of a new session.
 """

@@ -21,11 +21,11 @@ Log = Callable[[str], None]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
-"""CPU features, on x86 and ARM, that show that the CPU has bf16 instructions."""
+"""Names of CPU features that mean, on x86 or ARM, that the CPU has bf16 instructions."""
 _ADAPTER_SLOTS = MAX_LOADED + 1
-"""Number of adapter slots of an engine: one more than are used. On a CPU, vLLM 0.32 gives a call
-without an adapter the slot index -1, and so would apply an adapter in the last slot. Therefore, the
-last slot must stay empty.
+"""Number of adapter slots of an engine: one more than are used, because the last slot must stay
+empty. On a CPU, vLLM 0.32 gives a call without an adapter the slot index -1, and so would apply an
+adapter in the last slot.
 """
 _LOGS = Path("~/.cache/rolegate/logs")
 _THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
@@ -40,15 +40,15 @@ _ENVIRONMENT = {
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use. Quotas on CPU time, such as a
-    container's, do not count.
+    """Return the number of cores on which this process may run. A limit on CPU time, such as that
+    of a container, is ignored.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def computes_in_bf16(described: Path = _CPUINFO) -> bool:
-    """Return True if the CPU has bf16 instructions. `described`: file in the format of
-    /proc/cpuinfo. Also return True if the file cannot be read or lists no CPU features.
+    """Return True if the CPU has bf16 instructions, or if it is unknown because the file cannot be
+    read or lists no CPU features. `described`: file in the format of /proc/cpuinfo.
     """
     try:
         text = described.read_text()
@@ -59,8 +59,8 @@ def computes_in_bf16(described: Path = _CPUINFO) -> bool:
 
 
 def precision(arguments: Sequence[str], *, on_cpu: bool, bf16: bool) -> tuple[str, ...]:
-    """Return the vLLM options for the precision: fp32 on a CPU without bf16 instructions, unless
-    `arguments` contain `--dtype`; otherwise none.
+    """Return the vLLM options for the precision: `--dtype float32` on a CPU without bf16
+    instructions, unless `arguments` contain `--dtype`; otherwise no options.
 
     A CPU without bf16 instructions emulates bf16, which takes 1.5 times as long as fp32.
     """
@@ -86,8 +86,8 @@ async def engine(
     address, without the adapters that were loaded. If only a computation hangs, the engine is not
     restarted, because vLLM still answers health checks; the calls then time out.
 
-    `cpu_threads`: number of threads of an engine on a CPU. The threads spin while they wait. So if
-    all engines together have more threads than there are cores, every engine gets several times
+    `cpu_threads`: number of threads of an engine on a CPU. Threads that wait keep a core busy, so
+    if all engines together have more threads than there are cores, every engine gets several times
     slower. `logs`: folder for the file with vLLM's output; the file is deleted unless the engine
     has failed. Raises `BadConfig` if vLLM is not installed or does not start.
     """
@@ -161,7 +161,8 @@ def _environment(config: EngineConfig, cpu_threads: int) -> dict[str, str]:
     if config.adapter_rank:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if _on_cpu() and _THREADS_BIND not in os.environ:
-        # On a CPU, vLLM runs an engine's worker in a second process, and both spin while they wait
-        # for each other. The second process is only needed to bind threads to cores.
+        # On a CPU, vLLM runs an engine's worker in a second process, and each process keeps a core
+        # busy while it waits for the other. The second process is only needed to bind threads to
+        # cores.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment

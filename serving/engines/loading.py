@@ -1,4 +1,4 @@
-"""Load published versions of the executor into the executor's running engine."""
+"""Load published versions of the executor, which are LoRA adapters, into its running engine."""
 
 import asyncio
 from collections.abc import Callable, Container, Mapping
@@ -20,8 +20,8 @@ MAX_LOADED = 7
 
 
 class Loading:
-    """Loads versions of the executor into its engine, by name. If the engine is full, the version
-    whose last request is longest ago is unloaded, unless it is in use.
+    """Loads versions of the executor into its engine, by name. If the engine is full, it first
+    unloads the least recently loaded version that is not in use.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Loading:
         self._replicas = [Adapters(session, url, key) for url in urls]
         self._changing = asyncio.Lock()
         self._loaded: dict[str, None] = {}
-        """The loaded versions as keys, in the order of their last requests."""
+        """The loaded versions as keys, the least recently loaded one first."""
         self._in_use = in_use
 
     async def first(self) -> tuple[str, str] | None:
@@ -61,10 +61,11 @@ class Loading:
             raise BadConfig(f"versions.start: {error}") from error
 
     async def load(self, version: str) -> str:
-        """Check a version, load it, and return its manifest as JSON.
+        """Check a version, load it in all replicas of the engine, and return its manifest as JSON.
 
-        Raises `BadVersion` if its files do not match its manifest or the engine, or if the engine
-        has no free slot, and `UpstreamUnavailable` if no replica can be reached.
+        Raises `BadVersion` if the files do not match the manifest, if the version was trained on
+        another model, or if all loaded versions are in use; and `UpstreamUnavailable` if no replica
+        can be reached.
         """
         if not self._replicas:
             raise BadVersion(
@@ -78,7 +79,8 @@ class Loading:
             loading = (adapters.load(version, folder) for adapters in self._replicas)
             results = await asyncio.gather(*loading, return_exceptions=True)
             failures = [result for result in results if isinstance(result, Exception)]
-            # A replica that is unreachable now loads the version when it has refused a call for it
+            # A replica that is unreachable now loads the version later, when it refuses a call for
+            # that version
             for failure in failures:
                 unreachable = isinstance(failure, UpstreamUnavailable)
                 if not unreachable or len(failures) == len(self._replicas):
@@ -92,9 +94,9 @@ class Loading:
         """Unload versions until the engine has a free slot. Raises `BadVersion` if all versions in
         the engine are in use.
         """
-        # All adapters in an engine of the config are versions, even if another gateway loaded them,
-        # so each may be unloaded. A server at `base_url` may also have adapters of other users,
-        # so only versions that this gateway has loaded are unloaded.
+        # In an engine that the gateway started, all adapters are versions of the executor, and each
+        # may be unloaded. A server at `base_url` may also have adapters of other users, so only
+        # versions that this gateway has loaded are unloaded.
         in_engine = await self._replicas[0].names() if self._role.engine else []
         others = [name for name in dict.fromkeys((*self._loaded, *in_engine)) if name != version]
         in_use = self._in_use()

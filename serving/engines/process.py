@@ -70,7 +70,7 @@ class ServerProcess:
                 env={**self.environment, **os.environ},
                 start_new_session=True,
             )
-        reason = f"was not ready within {self.ready_within_s:.0f} s"
+        reason = f"was not ready within {self.ready_within_s:.0f} s (ready_within_s)"
         async with at_most(self.ready_within_s):
             while self._process.returncode is None:
                 if await self.answers(self.ready_within_s):
@@ -78,7 +78,7 @@ class ServerProcess:
                 await asyncio.sleep(_READY_INTERVAL_S)
             reason = self.end
         last_lines = "\n".join(self.log.read_text("utf-8", "replace").splitlines()[-5:])
-        raise BadConfig(f"{self.name} {reason}; the end of {self.log}:\n{last_lines}")
+        raise BadConfig(f"{self.name} {reason}; its log {self.log} ends with:\n{last_lines}")
 
     async def ended(self) -> None:
         """Wait until the process has ended."""
@@ -87,7 +87,7 @@ class ServerProcess:
 
     @property
     def end(self) -> str:
-        """Text about how the process has ended, such as `ended with code 1`."""
+        """How the process has ended, as text for a message, such as `ended with code 1`."""
         return f"ended with code {self._process.returncode if self._process else None}"
 
     async def answers(self, within_s: float) -> bool:
@@ -119,14 +119,14 @@ class ServerProcess:
 
 
 class Watch(Frozen):
-    """Intervals and limits with which `keep_running` watches a server. All times are in seconds."""
+    """Intervals, in seconds, and limits with which `keep_running` watches a server."""
 
     within_s: float
     """Timeout of a health check."""
     every_s: float = 2.0
     """Interval of health checks."""
     misses: int = 3
-    """Number of failed checks in a row after which the server counts as hanging."""
+    """Number of failed health checks in a row after which the server counts as hanging."""
     first_pause_s: float = 1.0
     """Pause before the first restart; it doubles with each restart."""
     longest_pause_s: float = 60.0
@@ -167,7 +167,9 @@ async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch
 
 
 async def _broken(process: ServerProcess, watch: Watch) -> str:
-    """Wait until a server ends or misses too many health checks in a row, and return the reason."""
+    """Wait until a server ends or fails too many health checks in a row, and return which of the
+    two happened, as text.
+    """
     missed = 0
     while missed < watch.misses:
         try:

@@ -1,4 +1,4 @@
-"""The folder of published versions of the executor. Publish a version, and verify a version's files
+"""Publish a version of the executor in the folder of versions, and verify the files of a version
 against its manifest.
 """
 
@@ -33,18 +33,19 @@ class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
     base_model: str
     """Name of the base model: the `model` of roles.execution in the config."""
     base_sha256: str
-    """SHA-256 of the base model's `model.safetensors`; if the weights are in several files, of
-    `model.safetensors.index.json`. Empty if unknown.
+    """SHA-256 of the base model's `model.safetensors`, or of `model.safetensors.index.json` if the
+    weights are in several files. Empty if unknown.
     """
     rank: int | None = None
     """Rank of an adapter; None for weights."""
     recipe: dict[str, Any]
     """All options of the training."""
     data: dict[str, Any]
-    """Manifest of the step that made the training data, with the manifests of the steps before it.
+    """Manifest of the command that made the training data, with the manifests of the earlier
+    commands whose output it used.
     """
     evaluation: dict[str, Any] | None = None
-    """Evaluation of this version against the previous one (`evaluation.json`); None if there is
+    """Comparison of this version with the previous version (`evaluation.json`); None if there was
     none.
     """
     git_revision: str = ""
@@ -69,14 +70,16 @@ def verified(folder: Path) -> VersionManifest:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=VersionManifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadVersion(f"{path}: {error}; publish the version again.") from None
+        raise BadVersion(
+            f"{path}: is not a valid manifest ({error}); publish the version again."
+        ) from None
     except OSError as error:
         raise BadVersion(
             f"{path}: {error.strerror}; name the folder of a published version."
         ) from None
     if manifest.version != folder.resolve().name:
         raise BadVersion(
-            f"{path}: is the manifest of {manifest.version}; give the folder that name."
+            f"{path}: is the manifest of version {manifest.version}; give the folder that name."
         )
     present = set(_files(folder)) - {MANIFEST}
     for name in sorted(manifest.files.keys() | present):
@@ -97,8 +100,8 @@ def verified(folder: Path) -> VersionManifest:
 
 
 def base_sha256(model: Path) -> str:
-    """Return the SHA-256 of the weights in a model's folder; if the weights are in several files,
-    of their index. Empty if the folder has none of `WEIGHTS`.
+    """Return the SHA-256 of the weights in a model's folder, or of their index if the weights are
+    in several files. Empty if the folder has none of `WEIGHTS`.
     """
     return next(
         (_sha256_of(model / name) for name in WEIGHTS if (model / name).is_file()),
@@ -127,9 +130,9 @@ def write_version(
 
     `manifest`: manifest of the version; `version` and `files` are filled in. `taken`: names of
     versions that are registered in a database, which must not be used again. The version is written
-    to a hidden folder, which is then renamed, so that it appears with all its files. If a call is
-    killed, the next call removes the hidden folder. Raises `BadVersion` if the version cannot be
-    written.
+    to a hidden folder, which is then renamed, so that a version in `folder` is never incomplete. If
+    the process is killed, the next call removes the hidden folder. Raises `BadVersion` if the
+    version cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +154,8 @@ def write_version(
     except OSError as error:
         where = error.filename or folder
         raise BadVersion(
-            f"{where}: {error.strerror}; no version was published. Fix this, and publish again."
+            f"{where}: {error.strerror}, so no version was published; correct this and publish "
+            "again."
         ) from error
     return folder / version
 

@@ -31,7 +31,7 @@ async def test_a_model_that_vllm_refuses_names_engine_and_log(tmp_path: Path) ->
     logs = tmp_path / "logs"
     lines = list[str]()
     with pytest.raises(
-        BadConfig, match=r"engines\.small: vLLM ended with code 1; the end of .*small-\d+\.log"
+        BadConfig, match=r"engines\.small: vLLM ended with code 1; its log .*small-\d+\.log ends"
     ):
         async with engine(
             "small", EngineConfig(path=str(tmp_path)), ["small"], lines.append, logs=logs
