@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters and histograms of finished work, and gauges of current state.
 
-Names and help texts are listed in `docs/metrics.md`. The label `tenant` has a value for each of the
-first `_MAX_TENANTS` tenants; all further tenants are counted as `other`.
+Names and help texts are listed in `docs/metrics.md`. The label `tenant` has the names of the first
+`_MAX_TENANTS` tenants; all further tenants are counted together as `other`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _LAG_INTERVAL_S = 0.25
 _MAX_TENANTS = 50
 _OTHER = "other"
 _REASONS = {kind.__name__: reason for kind, (_, reason) in STATUS.items()}
-"""Reasons of failed runs, as in docs/errors.md, by the name of the error class."""
+"""Reasons of failed runs, such as those in docs/errors.md, by the name of the error class."""
 
 
 class Metrics:
@@ -46,7 +46,7 @@ class Metrics:
         """`collectors`: further collectors to register, such as `Gauges`."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._tenants: set[str] = set()
-        """Tenants that have their own value of the label `tenant`."""
+        """Tenants whose name is a value of the label `tenant`."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="rolegate", registry=registry)
         for collector in collectors:
@@ -93,14 +93,14 @@ class Metrics:
         )
         self._quota_left = Gauge(
             "rolegate_quota_left_ratio",
-            "Part of a tenant's quota that is not spent, from 0 to 1. For the tenant other, it is "
-            "the smallest part of all further tenants",
+            "Part of a tenant's quota that is not spent, from 0 to 1. The tenant other has the "
+            "smallest part of all further tenants",
             ("tenant", "quota"),
             registry=registry,
         )
         self._warnings = counter(
             "quota_warnings",
-            "Warnings that 80 % of a tenant's quota is spent. One gateway counts each warning",
+            "Warnings that 80 % of a tenant's quota is spent. Only one gateway counts each warning",
             "tenant",
             "quota",
         )
@@ -117,8 +117,8 @@ class Metrics:
         self._first_token_s = histogram("first_token", "Time to the first token", "role")
         self._tokens = counter(
             "tokens",
-            "Tokens of model calls. Prompt tokens include the cached ones, and completion tokens "
-            "the reasoning ones",
+            "Tokens of model calls. Prompt tokens include cached tokens, and completion tokens "
+            "include reasoning tokens",
             "role",
             "kind",
             "tenant",
@@ -233,7 +233,8 @@ class Gauges(Collector):
     reports: ReportCounts | None
     readiness: Readiness
     lag_s: Callable[[], float]
-    """Returns the age in seconds of the oldest change that is in the log but not in the database.
+    """Returns the age in seconds of the oldest change that is in the write-ahead log but not yet in
+    the database; 0 if there is none.
     """
 
     def collect(self) -> Iterator[Metric]:
@@ -311,7 +312,8 @@ class Gauges(Collector):
             yield _family(
                 counter,
                 "sub_queries",
-                "Sub-queries by the origin of their report (kept, shared or worked)",
+                "Sub-queries by origin of the report: kept (in the cache), shared (by another "
+                "run) or worked (by an executor of the run)",
                 asdict(self.reports).items(),
                 "report",
             )

@@ -28,7 +28,7 @@ _EXPORT_S = 5
 
 @dataclass(slots=True)
 class Watched:
-    """Parts of a gateway whose state is reported as metrics and traces."""
+    """Parts of a gateway whose state the observers read."""
 
     admission: Admission
     upstreams: Upstreams
@@ -103,7 +103,7 @@ async def _metrics(
 
 @asynccontextmanager
 async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncIterator[Observer]:
-    # The gateway has checked at its start that the extra `otlp` is installed
+    # The gateway has checked when it started that the extra `otlp` is installed
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

@@ -30,7 +30,7 @@ from router.trace.export import output_of
 from router.trace.values import TableRun
 
 _caller: ContextVar[Context | None] = ContextVar("caller", default=None)
-"""Trace context of the current request; None outside requests."""
+"""Trace context that the client of the current request sent; None outside requests."""
 
 _USAGE = {
     "input_tokens": "prompt_tokens",
@@ -38,7 +38,7 @@ _USAGE = {
     "cache_read.input_tokens": "cached_tokens",
     "reasoning.output_tokens": "reasoning_tokens",
 }
-"""Fields of a call's usage, by their names in OpenTelemetry's semantic conventions."""
+"""Fields of a call's usage, by the names that OpenTelemetry's semantic conventions give them."""
 _Attributes = Mapping[str, str | int | float | None]
 
 
@@ -52,7 +52,8 @@ class Traces(Frozen):
     addresses: Mapping[str, str | None]
     """Base URL of each deployment; None for a provider that LiteLLM calls."""
     contents: bool
-    """Put the texts of questions, sub-queries and answers into spans; never done for private runs.
+    """True to put the texts of questions, sub-queries and answers into spans, except in private
+    runs.
     """
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
