@@ -1,4 +1,4 @@
-"""Read cells from delimited text and workbooks, and write each row as text with column names."""
+"""Read delimited text and workbooks. Each row becomes a text with the names of its columns."""
 
 import csv
 import io
@@ -30,19 +30,20 @@ _MAX_FIRST = 100_000
 _MAX_NAME_CHARS = 200
 """Max characters of a column's name, which is repeated in every row."""
 _NUMBER = re.compile(r"(?!(?:1[5-9]|20)\d\d$)(?:(?=\W*\d)[\W\d]+|\d[\d.,]*\s*\w{1,3})")
-"""Matches a number or date, which a header does not contain; years are allowed in headers."""
+"""Matches a number or a date. A row with one is no header, but years are allowed in headers."""
 
 
 def read_delimited(path: Path) -> Document:
-    """Read delimited text, with a block for each row. Raises `BadDocument`, and `OSError`."""
+    """Read delimited text, with a block for each row. Raises `BadDocument` for a large or binary
+    file, and `OSError`.
+    """
     rows = delimited(decode(read_content(path), path))
     return Document(title_of(path), row_blocks(rows))
 
 
 def read_workbook(path: Path) -> Document:
-    """Read the visible sheets of a workbook, with a block for each row.
-
-    Raises `BadDocument`, and `OSError`.
+    """Read the visible sheets of a workbook, with a block for each row. Raises `BadDocument` for a
+    large or encrypted file, and `OSError`.
     """
     content = read_content(path)
     if content[:2] == b"PK":
@@ -52,11 +53,10 @@ def read_workbook(path: Path) -> Document:
 
 
 def delimited(text: str) -> Rows:
-    """Yield the records of delimited text, each with its line.
+    """Yield the records of delimited text, each with the number of the line in which it begins.
 
     The delimiter is a tab if the first line has a tab outside of quotes, else the most frequent of
-    `,`, `;` and `|` in that line. Raises `ValueError`, with the line number, if quotes are not
-    balanced.
+    `,`, `;` and `|` in that line. Raises `ValueError`, with the line number, if quotes are wrong.
     """
     first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
     delimiter = "\t" if "\t" in first else max(",;|", key=first.count)
@@ -69,7 +69,7 @@ def delimited(text: str) -> Rows:
             yield line, [cell.strip() for cell in cells]
             line = reader.line_num + 1
     except csv.Error as error:
-        raise ValueError(f"line {line}: {error}.") from None
+        raise ValueError(f"line {line}: {error}; correct the quotes.") from None
 
 
 def sheet_rows(sheet: Any) -> Rows:
@@ -92,9 +92,9 @@ def shown(value: object) -> str:
 def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
     """Yield a block for each row that is not empty: `City: Krurou | Founded: 1200`.
 
-    The header is the first row with at least two filled cells, if none of them is a number. Rows
-    with one filled cell above the header are separate blocks. `sheet`: name of the sheet; empty for
-    none.
+    The header is the first row with at least two filled cells, if no cell of it is a number. Each
+    row with one filled cell above the header is a block without column names. `sheet`: name of the
+    sheet; empty for none.
     """
     header: Sequence[str] | None = None
     has_rows = False

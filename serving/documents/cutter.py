@@ -1,10 +1,10 @@
 """Cut a document into passages at the ends of sentences, with a limit of tokens.
 
 Each sentence or heading of the document is a unit. Units are added to the current passage until the
-next unit does not fit. Then the passage is yielded. The next passage repeats the heading and the
-last sentences, up to 15 % of the tokens. A new page ends a passage, and so does a new section,
-unless the passage is short. A heading at the beginning of a passage becomes a part of the passage's
-title.
+next unit does not fit. Then the passage is yielded. The next passage begins with the same heading
+and repeats the last sentences, up to 15 % of its tokens. A new page ends a passage, and so does a
+new section, unless the passage is short. A heading at the beginning of a passage becomes a part of
+the passage's title.
 """
 
 import re
@@ -31,11 +31,13 @@ from serving.documents.metadata import MAX_CHARS, StoredPassage
 from serving.documents.source import SourceFile
 
 _OVERLAP = 0.15
-"""Max share of a passage that repeats the end of the previous one."""
+"""Max share of a passage that repeats the end of the previous passage."""
 _SHORT = 1 / 3
-"""A passage with less than this share of the max tokens continues past a heading."""
+"""A passage with less than this share of the max tokens does not end at a heading."""
 _TITLE = 1 / 4
-"""Max share of the max tokens for a title, and for a heading."""
+"""Max share of the max tokens for a title, and also for a heading; a longer heading is treated as a
+sentence.
+"""
 _CHARS_PER_TOKEN = 16
 """A text counts as at least one token per this number of characters, because some tokenizers encode
 a long unknown word as one token.
@@ -46,7 +48,7 @@ _WORD = re.compile(r"\s*\S+")
 
 
 class Piece(NamedTuple):
-    """A part of a document that becomes a passage."""
+    """A part of a document that becomes a passage, with its title, page and location."""
 
     title: str
     text: str
@@ -70,9 +72,9 @@ class Cutter(Frozen):
     max_tokens: int
     """Max tokens of a passage with its title."""
     row_tokens: int
-    """Max tokens of a row that is not cut."""
+    """Max tokens of a corpus row that stays one passage; a longer row is cut."""
     count_tokens: Callable[[Sequence[str]], list[int]]
-    """Returns the number of tokens of each text; see `Embedder.count_tokens`."""
+    """Function that returns the number of tokens of each text; see `Embedder.count_tokens`."""
 
     def cut(self, document: Document) -> Iterator[Piece]:
         """Yield the pieces in order. Each has at most `max_tokens` tokens, with its title."""
@@ -89,14 +91,15 @@ class Cutter(Frozen):
 
     def fit(self, texts: Sequence[str]) -> list[bool]:
         """Return for each text whether it has at most `row_tokens` tokens."""
-        # A character has at most four bytes, and so four tokens: shorter texts always fit
+        # A character has at most four bytes, and therefore at most four tokens, so short texts
+        # always fit
         long = [text for text in texts if 4 * len(text) > self.row_tokens]
         counts = dict(zip(long, self.count(long), strict=True))
         return [counts.get(text, 0) <= self.row_tokens for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text, at least 1. Of a text over all limits, only the
-        beginning is tokenized.
+        """Return the number of tokens of each text, at least 1. Only the beginning of a text that
+        exceeds both limits is tokenized.
         """
         max_chars = _CHARS_PER_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
         counts = self.count_tokens([text[:max_chars] for text in texts]) if texts else []
@@ -174,8 +177,8 @@ class _Passage:
         self._units.append(heading._replace(tokens=0) if is_free else heading)
 
     def _overlap(self, room: float) -> list[_Unit]:
-        """Return the last sentences of the passage that fit into the overlap and into `room`
-        tokens.
+        """Return the last sentences of the passage, to repeat them in the next passage. Together,
+        they have at most `room` tokens, and at most the share `_OVERLAP` of the max tokens.
         """
         left = min(_OVERLAP * self._max_tokens, room)
         overlap: list[_Unit] = []
@@ -187,8 +190,8 @@ class _Passage:
         return overlap
 
     def _split(self, unit: _Unit, limit: int) -> Iterator[_Unit]:
-        """Split a too long sentence into lines, a too long line into words, and a too long word in
-        halves.
+        """Split a sentence of more than `limit` tokens into lines, a longer line into words, and a
+        longer word into halves.
         """
         parts = _LINE.findall(unit.text)
         if len(parts) == 1:
@@ -229,7 +232,9 @@ def _units(blocks: Iterable[TextBlock]) -> Iterator[_Unit]:
 
 
 def _space(space: str) -> str:
-    """Return white space reduced to a blank line, a line break or a space."""
+    """Return white space reduced to a blank line, a line break or one space; empty if there is
+    none.
+    """
     newlines = space.count("\n")
     if newlines:
         return "\n\n"[:newlines]
@@ -252,8 +257,8 @@ def _chunks(text: str) -> Iterator[str]:
 def read_passages(
     source: SourceFile, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
 ) -> Iterator[tuple[str, StoredPassage]]:
-    """Yield (place, passage) for each passage of a file, in order. The place, for error messages,
-    is the file, or file and line of a row.
+    """Yield (place, passage) for each passage of a file, in order. The place is the file, or
+    `FILE:LINE` for a row, and is meant for error messages.
 
     `read`: see `DocumentReader.read`. Passages of a document have the ids `NAME#N`, with N from 1.
     Rows keep their ids, and their `document` is `NAME#ID`. Raises the errors of `read` and

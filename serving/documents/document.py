@@ -1,4 +1,6 @@
-"""Values that document readers return: a title and blocks with heading and page, or rows."""
+"""Values that document readers return: a title and blocks of text, or the rows of a corpus file.
+Functions that several readers use.
+"""
 
 import gzip
 import io
@@ -40,7 +42,7 @@ _PACKED = frozenset(
     ".pdf .docx .odt .pptx .epub .msg .xlsx .xlsm .xls .ods .parquet "
     ".png .jpg .jpeg .tif .tiff .bmp .webp".split()
 )
-"""Suffixes of files that are not read if they are compressed as `.gz`."""
+"""Suffixes of kinds of files that are not read if they are also compressed with gzip (`.gz`)."""
 _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {
     "": "text"
 }
@@ -48,11 +50,11 @@ READ = (
     f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz "
     "(images with the extra `ocr`)"
 )
-"""All supported suffixes, for messages."""
+"""All supported kinds of files, as a text for messages."""
 MAX_BYTES = 256 << 20
-"""Max size in bytes of a file that is read as a whole, after unpacking."""
+"""Max size in bytes, after unpacking, of a file that is read into memory as a whole."""
 MAX_MARKUP_BYTES = 32 << 20
-"""Max size in bytes of markup, because the parsed tree takes many times this size."""
+"""Max size in bytes of markup, whose parsed tree takes many times as much memory."""
 
 _MARKUP = (".xml", ".rels", ".html", ".xhtml", ".htm", ".opf")
 _BATCH_ITEMS = 256
@@ -75,11 +77,11 @@ _NO_TITLE = re.compile(
     r"제목 없음|문서|슬라이드|프레젠테이션))+[\W\d_]*",
     re.I,
 )
-"""Default titles of programs, which say nothing about a document."""
+"""Matches the default titles that programs give to documents, such as `Untitled 1`."""
 _COMMON_NAMES = frozenset(
     "readme license licence copying copyright changelog changes news notice index".split()
 )
-"""File names that are too common for a title; the folder's name is added."""
+"""File names that are too common for a title, so that the folder's name is added to them."""
 
 
 class Title(Frozen, tag=True):
@@ -105,7 +107,7 @@ class TextBlock(Frozen, tag=True):
 
 
 class Unread(Frozen, tag=True):
-    """A part of a document that was not read."""
+    """Message about a part of a document that was not read."""
 
     text: str
     """Description of the part, such as `2 pages without text (3, 4)`."""
@@ -123,7 +125,7 @@ Part = Title | TextBlock | CorpusRow | Unread
 
 
 class Document(NamedTuple):
-    """The content of a document, which is any file but a corpus of rows."""
+    """The content of a document, which is any file except a corpus file with rows."""
 
     title: str
     blocks: Iterable[TextBlock | Unread]
@@ -139,8 +141,8 @@ def first_heading(blocks: Iterable[Part]) -> str | None:
 
 
 def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
-    """Yield an `Unread` that describes the left-out parts, unless `counts` is empty. `counts`:
-    number of left-out parts by kind; 0 for an unknown number.
+    """Yield one `Unread` that lists the left-out parts, or nothing if `counts` is empty. `counts`:
+    number of left-out parts by kind, such as `pictures`; 0 for an unknown number.
     """
     if counts:
         yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))
@@ -159,12 +161,12 @@ def packed_document(
 
 def encrypted(path: Path) -> BadDocument:
     """Return the error for a document that is protected by a password."""
-    return BadDocument(f"{path}: encrypted; save it without its password, or leave it out.")
+    return BadDocument(f"{path}: is encrypted; save it without its password, or leave it out.")
 
 
 def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield the items in lists of limited size. `length`: returns the number of characters of an
-    item.
+    """Yield the items in lists of at most `_BATCH_ITEMS` items and about `_BATCH_CHARS` characters.
+    `length`: returns the number of characters of an item.
     """
     batch: list[T] = []
     chars = 0
@@ -237,7 +239,7 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
             content = file.read(max_bytes + 1)
         if len(content) <= max_bytes:
             return content
-    raise BadDocument(f"{path}: larger than {max_bytes >> 20} MB; split it, or leave it out.")
+    raise BadDocument(f"{path}: is larger than {max_bytes >> 20} MB; split it, or leave it out.")
 
 
 def read_archive(path: Path, kind: str) -> bytes:
@@ -258,7 +260,7 @@ def check_archive(content: bytes, path: Path, kind: str) -> None:
             sizes = {file.filename.lower(): file.file_size for file in packed.infolist()}
     except zipfile.BadZipFile as error:
         raise BadDocument(
-            f"{path}: damaged, encrypted, or not a valid {kind} ({error}); save it again with the "
+            f"{path}: is damaged, encrypted, or no valid {kind} ({error}); save it again with the "
             "program that created it."
         ) from error
     markup = sum(size for name, size in sizes.items() if name.endswith(_MARKUP))

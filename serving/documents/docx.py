@@ -16,8 +16,8 @@ _DUPLICATES = (
     f"{_WORD}moveFrom",
     f"{_WORD}rt",
 )
-"""Elements that repeat text of other elements: text boxes for old programs, former places of moved
-text, and pronunciations (ruby).
+"""Elements whose text is also in other elements: text boxes in a form for old programs, moved text
+at its former place, and pronunciations (ruby).
 """
 _REPLACEMENTS = {
     f"{_WORD}p": "\n",
@@ -32,7 +32,7 @@ _NOTES = {
 }
 _NOTE_LISTS = [f"{tag}s" for tag in _NOTES.values()]
 _PARTS = frozenset(("footnotes", "endnotes", "comments", "header", "footer"))
-"""Types of document parts that are read in addition to the body."""
+"""Types of the parts of a DOCX file that are read in addition to its body."""
 _NOT_READ = {
     f"{_WORD}delText": "tracked deletions",
     f"{_WORD}altChunk": "embedded documents",
@@ -55,13 +55,12 @@ _SYMBOLS = {
     "Wingdings": 76 * _UNKNOWN
     + f"●{2 * _UNKNOWN}□{8 * _UNKNOWN}☒{46 * _UNKNOWN}▪◻{54 * _UNKNOWN}←→↑↓↖↗↙↘{20 * _UNKNOWN}✗✓☒☑",
 }
-"""Unicode characters of symbol fonts, for the codes from 32 (space) on."""
+"""Unicode characters of symbol fonts by font, for the codes from 32 on."""
 
 
 def read_docx(path: Path) -> Document:
-    """Read a DOCX file. The title is the title property, or else the first heading.
-
-    Raises `BadDocument`, and `OSError`.
+    """Read a DOCX file. The title is the title property, or else the first heading. Raises
+    `BadDocument` for a large, encrypted or damaged file, and `OSError`.
     """
     import docx
 
@@ -112,9 +111,8 @@ def _prepare(root: Any) -> None:
 def _blocks(
     body: Any, headings: set[str], notes: dict[tuple[str, str | None], Any]
 ) -> Iterator[TextBlock]:
-    """Yield the blocks of the text, each followed by the notes to which it refers.
-
-    The yielded notes are removed from `notes`.
+    """Yield the blocks of the text, each followed by the footnotes, endnotes and comments to which
+    it refers. These are removed from `notes`.
     """
     heading: str | None = None
     for element in _paragraphs_and_rows(body):
@@ -145,8 +143,8 @@ def _paragraphs_and_rows(element: Any) -> Iterator[Any]:
 
 
 def _has_values(row: Any) -> bool:
-    """Return True if this is a table row with values, False if the table is only a layout for other
-    content.
+    """Return True if a table row has values, False if its table only arranges other content on the
+    page.
     """
     return len(list(row.iter(f"{_WORD}tc"))) > 1 and next(row.iter(f"{_WORD}tbl"), None) is None
 

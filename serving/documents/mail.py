@@ -26,7 +26,8 @@ from serving.documents.markup import read_page
 from serving.documents.metadata import metadata_of
 
 ReadFile = Callable[[Path], Document | None]
-"""Reads a file, whose kind is determined by its name; returns None if this kind is not supported.
+"""Function that reads a file as the kind that its name states; it returns None if that kind is not
+supported.
 """
 
 _MAX_ATTACHMENTS = 100
@@ -35,7 +36,9 @@ _HEADERS = ("From", "To", "Cc", "Date", "Subject", "Keywords")
 
 
 class _Policy(policy.EmailPolicy):
-    """Parsing policy that cuts long headers, because parsing takes more than linear time."""
+    """Parsing policy that cuts long headers, because the time for parsing them grows faster than
+    their length.
+    """
 
     def header_source_parse(self, sourcelines: Any) -> tuple[str, str]:
         """See `email.policy.Policy`."""
@@ -44,13 +47,12 @@ class _Policy(policy.EmailPolicy):
 
 
 def read_eml(path: Path, read_file: ReadFile) -> Document:
-    """Read a message: main headers, text, and attachments. `read_file`: reads an attachment.
-
-    Raises `BadDocument`, and `OSError`.
+    """Read a message: main headers, text, and attachments. `read_file`: reads an attachment. Raises
+    `BadDocument` for a large file, `ValueError` for a file without headers, and `OSError`.
     """
     message: Any = BytesParser(_class=EmailMessage, policy=_Policy()).parsebytes(read_content(path))
     if not message.keys():
-        raise ValueError("no header of a message")
+        raise ValueError("has no email headers")
     headers = [(name, str(message[name])) for name in _HEADERS if message[name]]
     body = message.get_body(("plain", "html"))
     text = [] if body is None else _body(body.get_content(), body.get_content_subtype(), path)
@@ -59,9 +61,8 @@ def read_eml(path: Path, read_file: ReadFile) -> Document:
 
 
 def read_msg(path: Path, read_file: ReadFile) -> Document:
-    """Read a message of Outlook. See `read_eml`.
-
-    Raises `BadDocument`, and `OSError`.
+    """Read a message of Outlook. See `read_eml`. Raises `BadDocument` for a large file, and
+    `OSError`.
     """
     import oxmsg
 
@@ -94,7 +95,7 @@ def _body(content: str | None, kind: str, path: Path) -> list[TextBlock | Unread
 
 
 def _files(part: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of an attachment; for a multipart attachment, of each of its parts."""
+    """Yield name and content of an attachment, or of each part of a multipart attachment."""
     kind = part.get_content_type()
     if kind.startswith("multipart/"):
         yield from chain.from_iterable(map(_files, part.iter_parts()))
@@ -141,7 +142,7 @@ def _with_attachments(
             try:
                 file.write_bytes(content or b"")
                 document = None if content is None else read_file(file)
-                parts = list(document.blocks) if document else [Unread("its kind is not read")]
+                parts = list(document.blocks) if document else [Unread("is not supported")]
             except (RolegateError, OSError, ValueError) as error:
                 parts = [Unread(str(error).replace(str(file), "").strip(": "))]
         for part in parts:

@@ -24,7 +24,7 @@ from serving.documents.text import decode, web_encoding
 
 _DROPPED = frozenset("script style nav template title iframe metadata rt rp annotation".split())
 _NAMED = frozenset("nav template iframe frame object embed video audio canvas".split())
-"""Elements that are reported as unread if they have content."""
+"""Elements that are not read, and are reported as unread if they have content."""
 _INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd "
     "label mark meter output q ruby rp "
@@ -32,10 +32,9 @@ _INLINE = frozenset(
 )
 _HEADINGS = frozenset("h1 h2 h3 h4 h5 h6".split())
 _BLOCKS = (
-    "address article aside blockquote body caption center col colgroup dd details dl dt "
-    "fieldset figcaption figure "
-    "footer form header hr html legend picture pre section source summary table tbody td "
-    "tfoot th thead tr"
+    "address article aside blockquote body caption center col colgroup dd details dl dt fieldset "
+    "figcaption figure footer form header hr html legend picture pre section source summary table "
+    "tbody td tfoot th thead tr"
 )
 _PREFORMATTED = frozenset(("pre", "textarea"))
 _CHARSET = re.compile(
@@ -44,13 +43,13 @@ _CHARSET = re.compile(
 )
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.*?\n)?\1[ \t]*(?:\n|$)", re.S)
 _MAX_NESTING = 100
-"""Max nesting level of Markdown."""
+"""Max nesting level of lists and quotes in Markdown; deeper Markdown is refused."""
 _COMMENT = re.compile(rb"<!--.*?(?:-->|$)", re.S)
 _SECTION = re.compile(r"<(?=!\[CDATA\[|\?(?!xml))")
 """Matches the beginning of a CDATA section or of server-side code; both are read as text."""
 _END = "\U0010fffd\U0010fffd"
-"""Marker that is put after the end of a page. If the parser has read the whole page, the marker is
-in the last text.
+"""Marker that is added at the end of a page. If the parser has read the whole page, the last text
+contains the marker.
 """
 _CLOSING_TAG = re.compile("</(?:body|html)", re.I)
 _CLOSING = re.compile(
@@ -61,18 +60,16 @@ _MAX_FRONT_CHARS = 64 << 10
 
 
 def read_html(path: Path) -> Document:
-    """Read an HTML page. The title is the content of `<title>`, or else the first heading.
-
-    Raises `BadDocument`, and `OSError`.
+    """Read an HTML page. The title is the content of `<title>`, or else the first heading. Raises
+    `BadDocument` for a page that is large, binary or too deeply nested, and `OSError`.
     """
     content = read_content(path, MAX_MARKUP_BYTES)
     return read_page(decode(content, path, _declared(content)), path)
 
 
 def read_markdown(path: Path) -> Document:
-    """Read a Markdown file. The title is that of the front matter, or else the first heading.
-
-    Raises `BadDocument`, and `OSError`.
+    """Read a Markdown file. The title is that in the front matter, or else the first heading.
+    Raises `BadDocument` for a file that is large, binary or too deeply nested, and `OSError`.
     """
     from markdown_it import MarkdownIt
     from yaml import YAMLError
@@ -101,8 +98,8 @@ def read_markdown(path: Path) -> Document:
 
 
 def _yaml(text: str) -> dict[str, Any]:
-    """Parse front matter in YAML. Raises `ValueError` if it is no mapping, `YAMLError` and
-    `RecursionError`.
+    """Return the fields of front matter in YAML. Raises `ValueError` if it is no mapping, and
+    `YAMLError` or `RecursionError` if it cannot be parsed.
     """
     from yaml import BaseLoader
 
@@ -128,7 +125,9 @@ _NO_MARKUP = {
     "html_inline": _no_markup(f"{' '.join(_INLINE)} br div li ol p ul"),
     "html_block": _no_markup(f"{' '.join(_INLINE | _HEADINGS)} br div li ol p ul {_BLOCKS}"),
 }
-"""Patterns for a `<` in Markdown that is text, as in a sentence about `<script>`."""
+"""Patterns that match a `<` in Markdown which is text, as in a sentence about `<script>`, by type
+of Markdown token.
+"""
 
 
 def _html_block(
@@ -156,13 +155,13 @@ def _rendered(
 
 
 def _too_deep(path: Path) -> BadDocument:
-    return BadDocument(
-        f"{path}: its elements are nested too deeply; save it as text, or leave it out."
-    )
+    return BadDocument(f"{path}: is nested too deeply; save it as plain text, or leave it out.")
 
 
 def _declared(content: bytes) -> str | None:
-    """Return the encoding that the page declares; None if there is none."""
+    """Return the encoding that the page declares, by Python's name; None if it declares none or an
+    unknown encoding.
+    """
     declaration = _CHARSET.search(_COMMENT.sub(b"", content[:2048]))
     return web_encoding((declaration[1] or declaration[2]).decode()) if declaration else None
 
@@ -336,7 +335,7 @@ class _Walk:
 
 
 def _has_values(row: Any) -> bool:
-    """Return True if this is a table row with values, False if the table is only a layout for other
-    content.
+    """Return True if a table row has values, False if its table only arranges other content on the
+    page.
     """
     return len(row) > 1 and next(row.iter("table", *_HEADINGS), None) is None

@@ -14,11 +14,10 @@ from router.frozen import Frozen
 from router.protocol import Passage
 
 MAX_CHARS = 200
-"""Max characters of each text."""
+"""Max characters of each text in the metadata."""
 _MAX_TAGS = 20
 _PROPERTIES = ("core.xml", "meta.xml", ".psmdcp")
-"""Endings of file names, in the archive of an office document, that contain the document's
-properties.
+"""Endings of the names of files that contain the properties of an office document, in its archive.
 """
 _NAMES = (
     "title",
@@ -87,8 +86,8 @@ def archive_metadata(content: bytes, package: str = "") -> Metadata:
 
 
 def parsed(xml: bytes) -> Any:
-    """Parse XML, as far as it is valid, without resolving entities. Raises `ValueError` if nothing
-    can be parsed.
+    """Return the root element of XML without resolved entities. Only the valid part is parsed.
+    Raises `ValueError` if there is none.
     """
     from lxml import etree
 
@@ -97,7 +96,7 @@ def parsed(xml: bytes) -> Any:
     )
     root = etree.fromstring(xml, parser)
     if root is None:
-        raise ValueError("no XML")
+        raise ValueError("is not XML")
     return root
 
 

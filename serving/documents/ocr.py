@@ -13,14 +13,14 @@ from serving.dependencies import missing_extra
 from serving.documents.document import Document, TextBlock, Unread, title_of
 
 MAX_PAGES = 50
-"""Max pages of a document for OCR."""
+"""Max pages of a document that are read by OCR; later pages are not read."""
 MAX_SIDE = 1600
-"""Max width and height of an image for OCR, in pixels; larger images are scaled down."""
+"""Max width and height in pixels of an image for OCR; a larger image is scaled down first."""
 MODEL_BYTES = 512 << 20
-"""Memory for the OCR models, in bytes, in addition to the memory for a document."""
+"""Max memory for the OCR models, in bytes, in addition to the max memory for a document."""
 _MAX_MEGAPIXELS = 50
 _PAGE_SECONDS = 60.0
-"""Seconds that each page adds to the time limit of its document."""
+"""Seconds by which OCR of a page extends the time limit of its document."""
 
 
 def has_ocr() -> bool:
@@ -29,14 +29,18 @@ def has_ocr() -> bool:
 
 
 def how_to_read() -> str:
-    """Return the advice in error messages about a document that only OCR can read."""
+    """Return the end of an error message about a document that only OCR can read: what the user can
+    do.
+    """
     if has_ocr():
         return "leave it out"
     return f"to read it by OCR, run {missing_extra('rapidocr')}; or leave it out"
 
 
 def recognised(image: Any) -> str:
-    """Return the text of a Pillow image, with one line per text box, from top to bottom."""
+    """Return the text in a Pillow image, found by OCR, with one line per text box, from top to
+    bottom.
+    """
     left, _ = signal.getitimer(signal.ITIMER_REAL)
     if left:
         signal.setitimer(signal.ITIMER_REAL, left + _PAGE_SECONDS)
@@ -62,9 +66,8 @@ def _engine() -> Any:
 
 
 def read_image(path: Path) -> Document:
-    """Read the text of an image, with a block for each page of a TIFF.
-
-    Raises `BadDocument`, also if the extra `ocr` is not installed, and `OSError`.
+    """Read the text of an image, with a block for each page of a TIFF. Raises `BadDocument` if the
+    extra `ocr` is not installed or the image is too large, and `OSError`.
     """
     if not has_ocr():
         raise BadDocument(f"{path}: is an image; {how_to_read()}.")
@@ -85,8 +88,8 @@ def _pages(image: Any, path: Path) -> Iterator[TextBlock | Unread]:
             width, height = image.size
             if width * height > _MAX_MEGAPIXELS * 1_000_000:
                 raise BadDocument(
-                    f"{path}: {width} × {height} pixels are more than {_MAX_MEGAPIXELS} million; "
-                    "make it smaller, or leave it out."
+                    f"{path}: an image of {width} × {height} pixels has more than "
+                    f"{_MAX_MEGAPIXELS} million pixels; make it smaller, or leave it out."
                 )
             text = recognised(ImageOps.exif_transpose(image))
             yield TextBlock(text, page=index + 1 if count > 1 else None)

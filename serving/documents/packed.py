@@ -39,7 +39,7 @@ _AS_HTML = {
     f"{_TABLE}table-row": "tr",
     f"{_TABLE}table-cell": "td",
 }
-"""HTML elements that are read in the same way as elements of ODT, by the ODT element."""
+"""HTML elements into which elements of ODT are converted, by the ODT element."""
 _NOT_READ = {
     f"{_TEXT}tracked-changes": "tracked deletions",
     f"{_DRAW}image": "pictures",
@@ -48,9 +48,8 @@ _NOT_READ = {
 
 
 def read_odt(path: Path) -> Document:
-    """Read an ODT text document. The title is the title property, or else the first heading.
-
-    Raises `BadDocument`, and `OSError`.
+    """Read an ODT text document. The title is the title property, or else the first heading. Raises
+    `BadDocument` for a large, encrypted or damaged file, and `OSError`.
     """
     from lxml import etree
 
@@ -74,7 +73,7 @@ def read_odt(path: Path) -> Document:
 
 
 def _move_behind_paragraph(note: Any) -> None:
-    """Move a note from the middle of a sentence behind the paragraph that refers to it."""
+    """Move a note, which is in the middle of a sentence, behind the paragraph that contains it."""
     paragraph = next(note.iterancestors(f"{_TEXT}p", f"{_TEXT}h"), None)
     if paragraph is None:
         return
@@ -88,9 +87,8 @@ def _move_behind_paragraph(note: Any) -> None:
 
 
 def read_epub(path: Path) -> Document:
-    """Read the pages of an e-book in order. The title is that of the book's metadata.
-
-    Raises `BadDocument`, also for an encrypted book, and `OSError`.
+    """Read the pages of an e-book in order. The title is that in the book's metadata. Raises
+    `BadDocument` for a large, encrypted or damaged book, and `OSError`.
     """
     content = read_archive(path, "EPUB")
     packed = zipfile.ZipFile(io.BytesIO(content))

@@ -23,11 +23,14 @@ from serving.documents.ocr import MAX_PAGES, MAX_SIDE, has_ocr, how_to_read, rec
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
 _HYPHEN = re.compile(r"[\ufffe\x02](?:\r?\n)?")
-"""Matches the mark that PDFium puts where a word is hyphenated at the end of a line."""
+"""Matches the character that PDFium returns for a hyphen in a word that continues on the next line.
+"""
 _SHORT_LINE = 0.6
-"""A line shorter than this share of the longest line ends a paragraph, or is a heading."""
+"""A line that is shorter than this share of the page's longest line ends a paragraph, or is a
+heading.
+"""
 _MAX_SHOWN = 20
-"""Max page numbers that a message lists."""
+"""Max number of page numbers in a message."""
 _AFTER_TEXT = re.compile(r"(?<=\S)[0-9+−-]+")
 """Matches digits and signs after text, which may be superscripts."""
 _SAME_LINE = re.compile(r"([⁰¹²³⁴-⁹⁺⁻])\r\n(?= )")
@@ -43,9 +46,9 @@ _UPRIGHT = 0.01
 
 
 def read_pdf(path: Path) -> Document:
-    """Read a PDF, with a block for each page.
-
-    Raises `BadDocument`, for a PDF without any text only after its last page, and `OSError`.
+    """Read a PDF, with a block for each page. Raises `BadDocument` for a large, encrypted or
+    damaged file, and `OSError`. If the PDF has no text at all, the iterator over its blocks raises
+    `BadDocument` at the end.
     """
     import pypdfium2
 
@@ -55,7 +58,7 @@ def read_pdf(path: Path) -> Document:
         if error.err_code == _PASSWORD:
             raise encrypted(path) from error
         raise BadDocument(
-            f"{path}: damaged, or not a PDF ({error}); save it again, or leave it out."
+            f"{path}: is damaged, or not a PDF ({error}); save it again, or leave it out."
         ) from error
     about = metadata_of({name.lower(): value for name, value in pdf.get_metadata_dict().items()})
     return Document(title_of(path, about.title), _pages(pdf, path), about)
@@ -91,7 +94,9 @@ def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:
         pdf.close()
 
     if not has_text:
-        raise BadDocument(f"{path}: contains no text, like a scan; {how_to_read()}.")
+        raise BadDocument(
+            f"{path}: contains no text, as if its pages were scanned; {how_to_read()}."
+        )
     for kind, numbers in unread.items():
         more = ", …" if len(numbers) > _MAX_SHOWN else ""
         yield Unread(f"{len(numbers)} {kind} ({', '.join(numbers[:_MAX_SHOWN])}{more})")

@@ -51,7 +51,9 @@ from serving.documents.text import read_text
 
 
 def _attachment(path: Path, levels: int = 3) -> Document | None:
-    """Read an attachment; None if it is not supported. `levels`: max nesting of messages in it."""
+    """Read an attachment; None if its kind is not supported. `levels`: max depth to which messages
+    attached to messages are read.
+    """
     kind = kind_of(path)
     if read_message := _MESSAGES.get(kind):
         inner = partial(_attachment, levels=levels - 1)
@@ -87,12 +89,12 @@ _MAX_CHARS = 256 << 20
 """Max characters of a document."""
 _MIN_UNPACKED_CHARS = 16 << 20
 _CHARS_PER_BYTE = 100
-"""Max unpacked characters per byte of a file, since useful text does not compress better.
-`_MIN_UNPACKED_CHARS` are always allowed.
+"""Max unpacked characters per byte of a file; text that compresses better is not useful.
+`_MIN_UNPACKED_CHARS` characters are always allowed.
 """
 _PART_CHARS = 100
-"""Number of characters for which each part counts in addition to its text. Most parts become
-passages, whose ids stay in memory.
+"""Number of characters that are added to the length of each part when a document's size is checked.
+Most parts become passages, whose ids stay in memory.
 """
 _ENVIRONMENT = (
     "PATH",
@@ -104,7 +106,9 @@ _ENVIRONMENT = (
     "LD_LIBRARY_PATH",
     "TMPDIR",
 )
-"""Environment variables that the child inherits. API keys are not among them."""
+"""Environment variables that the child process inherits. Others, such as those with API keys, are
+not passed to it.
+"""
 _PACKAGES = {
     "docx": "python-docx",
     "oxmsg": "python-oxmsg",
@@ -112,7 +116,7 @@ _PACKAGES = {
     "python_calamine": "python-calamine",
     "yaml": "pyyaml",
 }
-"""Names of packages whose modules have other names, by module."""
+"""Names of packages, by module, where the two names differ."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
 
 
@@ -139,7 +143,9 @@ def read_parts(path: Path) -> Iterator[Part]:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Translate exceptions of readers and parsers to `RolegateError`s that name `path`."""
+    """Convert exceptions that readers and parsers raise in the context to `RolegateError`s whose
+    messages name `path`.
+    """
     try:
         yield
     except (RolegateError, MemoryError, GeneratorExit, KeyboardInterrupt):
@@ -160,7 +166,7 @@ def _errors_of(path: Path) -> Iterator[None]:
     ) as error:  # parsers may raise anything for a damaged file, even Rust panics
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadDocument(
-            f"{path}: damaged, or not what its name says ({reason}); repair it, or leave it out."
+            f"{path}: is damaged, or not what its name says ({reason}); repair it, or leave it out."
         ) from error
 
 
@@ -176,7 +182,7 @@ _decoder = msgspec.msgpack.Decoder(list[Part] | _Failed)
 
 
 class DocumentReader:
-    """A child process that reads files. It is started for the first file, and again after a
+    """Reads files in a child process, which is started for the first file, and again after a
     failure.
     """
 
@@ -258,17 +264,17 @@ class DocumentReader:
             return BadDocument(
                 f"{path}: takes more than {self._seconds:g} s to read; split it, or leave it out."
             )
-        # SIGKILL and SIGTERM may have another cause than the memory limit
+        # SIGKILL and SIGTERM may also have been sent for another reason than the memory limit
         is_ambiguous = code in (-signal.SIGKILL, -signal.SIGTERM)
         return (BadDocument if is_ambiguous else DocumentTooLarge)(
-            f"{path}: reading it ended in {signal.Signals(-code).name}, probably because it takes "
-            f"more than {_MEMORY_BYTES >> 20} MB of memory; split it, or leave it out."
+            f"{path}: the process that read it got {signal.Signals(-code).name}, probably because "
+            f"it takes more than {_MEMORY_BYTES >> 20} MB of memory; split it, or leave it out."
         )
 
 
 def _work(wire: Connection, seconds: float) -> None:
-    """Run the child process: read the files whose paths the parent sends, until it closes the
-    connection.
+    """Run the child process: read the files whose paths the parent process sends, until the parent
+    closes the connection.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for limit, value, most in (

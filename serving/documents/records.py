@@ -1,4 +1,4 @@
-"""Read JSON: a list of records, or one record."""
+"""Read a JSON file: a list of records, or one record."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -20,14 +20,18 @@ _lines = msgspec.json.Decoder()
 _MAX_DEPTH = 10
 _MAX_FIELDS = 10_000
 _MAX_NAME_CHARS = 200
-"""Max characters of a field's name, which is repeated for every nested field."""
+"""Max characters of a field's name. The name of a nested field includes the names of the fields
+around it.
+"""
 
 
 def read_records(path: Path) -> Document:
-    """Read a file with a JSON value, or with one on each line. Each record becomes a block.
+    """Read a file with one JSON value, or with a JSON value on each line. Each record becomes a
+    block.
 
     A block has a text such as `name: Ada | born: 1815`. Records are the items of a list, or of the
-    only list in an object. Raises `BadDocument`, `ValueError` for invalid JSON, and `OSError`.
+    only list in an object. Raises `BadDocument` for a large or binary file, `ValueError` for
+    invalid JSON, and `OSError`.
     """
     text = decode(read_content(path, MAX_MARKUP_BYTES), path)
     try:

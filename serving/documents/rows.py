@@ -1,4 +1,5 @@
-r"""Read rows, which are passages that are already cut, from JSON lines or Parquet.
+r"""Read the rows of a corpus file (JSON lines or Parquet). Each row is a passage, so that it need
+not be cut.
 
 A row is `{"id": …, "title": …, "text": …}` or, in FlashRAG's format, `{"id": …, "contents":
 "title\ntext"}`.
@@ -47,7 +48,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, StoredPassage]]:
         is_empty = False
         yield where, _passage(row, where)
     if is_empty:
-        raise BadCorpus(f'{path}: no rows; write one {{"id": …, "title": …, "text": …}} per line.')
+        raise BadCorpus(
+            f'{path}: has no rows; write one {{"id": …, "title": …, "text": …}} per line.'
+        )
 
 
 def has_rows(path: Path) -> bool:
@@ -73,14 +76,14 @@ def _lines(path: Path) -> Iterator[tuple[str, _RawRow]]:
                     )
     except OSError as error:
         raise BadCorpus(
-            f"{path}: cannot be read ({error.strerror or error}); give a file of JSON lines."
+            f"{path}: cannot be read ({error.strerror or error}); name a file of JSON lines."
         ) from error
 
 
 def _decoded(line: bytes, where: str) -> _RawRow:
     if len(line) > _MAX_LINE_BYTES:
         raise BadCorpus(
-            f"{where}: longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object per line."
+            f"{where}: is longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object per line."
         )
     if line.lstrip().startswith(b"["):
         raise BadCorpus(
@@ -91,12 +94,14 @@ def _decoded(line: bytes, where: str) -> _RawRow:
         return _decoder.decode(line)
     except UnicodeDecodeError as error:
         raise BadCorpus(
-            f"{where}: not UTF-8 at byte {error.start + 1}; save the file as UTF-8."
+            f"{where}: is not UTF-8 at byte {error.start + 1} of the line; save the file as UTF-8."
         ) from error
     except msgspec.ValidationError as error:
         raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
     except msgspec.DecodeError as error:
-        raise BadCorpus(f"{where}: not JSON ({error}); write one JSON object per line.") from error
+        raise BadCorpus(
+            f"{where}: is not JSON ({error}); write one JSON object per line."
+        ) from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, _RawRow]]:
@@ -124,7 +129,7 @@ def _passage(row: _RawRow, where: str) -> StoredPassage:
     title = row.title or ""
     text = row.text
     if text is None and row.contents is not None:
-        # The first line is the title, unless it is the only one
+        # The first line is the title, unless it is the only line
         first_line, _, text = row.contents.partition("\n")
         title = first_line.strip().strip('"')
         if not text.strip():

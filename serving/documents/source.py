@@ -19,7 +19,9 @@ class SourceFile(Frozen):
     """A file, with size and time of change when it was found."""
 
     name: str
-    """Path that begins with the name of the given folder, with slashes, and escaped (`escaped`)."""
+    """Path relative to the folder above the given place, with slashes, such as `docs/a.txt`. Bytes
+    that are not UTF-8 are escaped (`escaped`).
+    """
     path: str
     """Absolute path. Bytes that are not UTF-8 are surrogates, as in `os.fsdecode`."""
     size_bytes: int
@@ -35,8 +37,8 @@ class FoundFiles(Frozen):
     passed_over: tuple[str, ...]
     """Paths of files of unsupported kinds."""
     links: tuple[str, ...]
-    """Paths that were not followed, such as links to other folders and folders without permission,
-    each with the reason.
+    """Messages about paths that were not followed, such as links to other folders, and folders that
+    cannot be opened. Each is a path with the reason.
     """
 
 
@@ -55,7 +57,7 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
         base = Path(os.path.normpath(place.absolute()))
         if not base.exists():
             raise BadDocument(
-                f"{escaped(str(base))}: there is no such file or folder; correct the path."
+                f"{escaped(str(base))}: this file or folder does not exist; correct the path."
             )
         is_readable = False
         links_before = len(links)
@@ -83,8 +85,8 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
 
 
 def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield path and status of everything but folders at or below `base`. Add paths that are not
-    followed to `links`.
+    """Yield path and status of each file at or below `base`. Add a message to `links` for each path
+    that is not followed.
     """
 
     def skip(path: str | Path, reason: str | None) -> None:
@@ -94,9 +96,7 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
         yield base, base.stat()
         return
     root = base.resolve()
-    outside = (
-        f"a link to no file in {escaped(str(base))}; to index its target, name the target, too"
-    )
+    outside = f"a link to no file in {escaped(str(base))}; to index its target, name the target too"
     walk = os.walk(base, onerror=lambda error: skip(error.filename, error.strerror))
     for folder, folders, names in walk:
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -133,6 +133,6 @@ def _is_read(path: Path) -> bool:
 def _add(by_name: dict[str, SourceFile], source: SourceFile) -> None:
     if (other := by_name.setdefault(source.name, source)) is not source:
         raise BadDocument(
-            f"{escaped(source.path)} and {escaped(other.path)}: both have the name "
-            f"{source.name!r}; name the folder above both, or rename one."
+            f"{escaped(source.path)} and {escaped(other.path)}: both get the name {source.name!r} "
+            "in the index; name the folder above both, or rename one of them."
         )

@@ -21,14 +21,14 @@ _SAMPLE_BYTES = 64 << 10
 _MIN_BYTES = 4
 """Min number of non-ASCII bytes for guessing an encoding."""
 _CP1252_SHARE = 0.6
-"""cp1252 is preferred if its confidence is at least this share of the best confidence."""
+"""cp1252 is chosen if its confidence is at least this share of the highest confidence."""
 _WHOLE = frozenset(("iso2022_jp_2", "iso2022_kr", "utf-16-be", "utf-16-le"))
-"""Encodings in which ASCII bytes are parts of other characters. Texts in other encodings contain
-none of `_SIGNS`.
+"""Encodings in which ASCII bytes are parts of other characters. Only texts in these encodings
+contain a byte sequence of `_SIGNS`.
 """
 _SIGNS = (b"\0", b"\x1b$")
 _PAIRS = frozenset(("big5hkscs", "cp932", "cp949", "euc_jis_2004", "gb18030"))
-"""Chinese, Japanese and Korean encodings, in which a line may be valid UTF-8 by chance."""
+"""Chinese, Japanese and Korean encodings. A line in one of them may be valid UTF-8 by chance."""
 _NO_LETTER = re.compile("[\uf8f0-\uf8f3]")
 """Private use characters that Python returns for undefined bytes of cp932."""
 _ALPHABETS = "cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp866 cp874 iso8859-5 koi8-r".split()
@@ -40,13 +40,16 @@ _READ_AS = {
     "replacement": None,
     "x-user-defined": None,
 }
-"""Encodings to use instead of declared ones: a superset; UTF-8 for UTF-16, because the declaration
-could be read as ASCII; None to ignore the declaration.
+"""Encodings to use instead of declared encodings: a superset of the declared encoding; UTF-8
+instead of UTF-16, because a declaration that could be read is not in UTF-16; None to ignore the
+declaration.
 """
 
 
 def read_text(path: Path) -> Document:
-    """Read a text without headings. Raises `BadDocument` for a binary file, and `OSError`."""
+    """Read a text as one block without headings. Raises `BadDocument` for a large or binary file,
+    and `OSError`.
+    """
     return Document(title_of(path), [TextBlock(decode(read_content(path), path))])
 
 
@@ -68,15 +71,15 @@ def decode(content: bytes, path: Path, declared: str | None = None) -> str:
     """Decode content by its byte order mark, as UTF-8, in the encoding `declared`, or in a guessed
     encoding.
 
-    In a file in another encoding, lines that are valid UTF-8 are still decoded as UTF-8. Undefined
-    bytes become U+FFFD. Raises `BadDocument` for binary content. `path`: for the message.
+    Lines that are valid UTF-8 are decoded as UTF-8, even if other lines need another encoding.
+    Undefined bytes become U+FFFD. Raises `BadDocument` for binary content. `path`: for the message.
     """
     if mark := _mark(content):
         return content.decode(_MARKS[mark], "replace").removeprefix("\ufeff")
     if whole := _whole(content):
         return content.decode(whole, "replace")
     if is_binary(content):
-        raise BadDocument(f"{path}: is not text; remove it, or save it as UTF-8.")
+        raise BadDocument(f"{path}: is a binary file, not text; leave it out, or save it as UTF-8.")
     if (text := _utf8(content)) is not None:
         return text
     lines = [(line, _utf8(line)) for line in content.split(b"\n")]
@@ -91,8 +94,8 @@ def decode(content: bytes, path: Path, declared: str | None = None) -> str:
 
 
 def is_binary(content: bytes) -> bool:
-    """Return True if content is no text: it has zero bytes or many control characters, but neither
-    a byte order mark nor an encoding that explains them.
+    """Return True if content is no text: it has zero bytes or many control characters, and these
+    are not explained by a byte order mark or an encoding such as UTF-16.
     """
     sample = content[:_SAMPLE_BYTES]
     has_control = b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample)
@@ -105,7 +108,7 @@ def _mark(content: bytes) -> bytes | None:
 
 
 def _whole(content: bytes) -> str | None:
-    """Return the encoding if it is likely to be one of `_WHOLE`, else None."""
+    """Return the likely encoding of the content if it is one of `_WHOLE`, else None."""
     guessed = _guessed(content) if any(sign in content for sign in _SIGNS) else None
     return guessed if guessed in _WHOLE else None
 
@@ -118,7 +121,9 @@ def _utf8(line: bytes) -> str | None:
 
 
 def _guessed(content: bytes) -> str | None:
-    """Return the most likely encoding, or cp1252 if it is about as likely; None if none fits."""
+    """Return the most likely encoding, or cp1252 if that is about as likely; None if no encoding
+    fits.
+    """
     from chardet import detect_all
 
     guesses = detect_all(

@@ -164,7 +164,7 @@ def test_impossible_tables_are_refused(
         (("--columns", "a*", "--out", "t.xls"), "must end in .md or .csv or .tsv or .xlsx or"),
         (
             ("--columns", "a*", "--rows", tmp_path / "known.csv"),
-            "the first line names none of the columns a.",
+            "the first line names none of the columns a;",
         ),
         (("--columns", "a*", "--rows", tmp_path / "none.csv"), "No such file"),
         (

@@ -333,15 +333,15 @@ def test_a_workbook_may_have_any_text(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("town\nTal\n", "the first line names none of the columns city, founder, founded."),
+        ("town\nTal\n", "the first line names none of the columns city, founder, founded;"),
         ("", "the first line names none"),
         ("city,City\nTal,x\n", "the first line names 'city' twice; remove one of these columns."),
-        ("city\n", "no row was found"),
+        ("city\n", "has no rows after the first line"),
         (
             'city,founded\nTal,1\n"a\nb",2\nBel,1,2\n',
-            "line 5 has 3 values; the first line names 2 columns.",
+            "line 5 has 3 values, but the first line names 2 columns; remove values",
         ),
-        ('city,founded\nTal,1\nBel,"2\n', "line 3: unexpected end of data."),
+        ('city,founded\nTal,1\nBel,"2\n', "line 3: unexpected end of data; correct the quotes."),
     ],
 )
 def test_a_bad_file_is_refused_with_the_line(tmp_path: Path, content: str, message: str) -> None:

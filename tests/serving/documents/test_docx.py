@@ -212,14 +212,14 @@ def test_notes_follow_the_text_that_refers_to_them(tmp_path: Path) -> None:
 def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, content: bytes) -> None:
     """An empty file, a text, and the container of an encrypted document are refused."""
     (tmp_path / "a.docx").write_bytes(content)
-    with pytest.raises(BadDocument, match=r"a\.docx: damaged, encrypted, or not a valid DOCX"):
+    with pytest.raises(BadDocument, match=r"a\.docx: is damaged, encrypted, or no valid DOCX"):
         read(tmp_path / "a.docx")
 
 
 @pytest.mark.parametrize(
     ("name", "megabytes", "message"),
     [
-        ("xl/workbook.xml", 0, "damaged, or not what its name says"),
+        ("xl/workbook.xml", 0, "is damaged, or not what its name says"),
         ("word/document.xml", 33, "unpacks to more than"),
         ("word/media/image1.bmp", 257, "unpacks to more than"),
     ],

@@ -94,7 +94,7 @@ def test_pages_with_declared_encoding_or_deep_nesting_are_read(
 def test_deep_nesting_is_refused_before_it_costs_text(tmp_path: Path) -> None:
     """A parser that stops in the middle does not count as the end of the page."""
     with pytest.raises(
-        BadDocument, match=r"page\.html: its elements are nested too deeply; save it as text"
+        BadDocument, match=r"page\.html: is nested too deeply; save it as plain text"
     ):
         document(tmp_path, "<div>" * 100_000 + "deep" + "</div>" * 100_000 + "<p>after")
 
@@ -285,7 +285,7 @@ def test_replaced_characters_are_reported(tmp_path: Path, content: bytes) -> Non
 def test_deeply_nested_markdown_is_refused(tmp_path: Path) -> None:
     """It is not read without its inner part."""
     for text in (">" * 1000 + "x", "".join(f"{'  ' * level}- {level}\n" for level in range(200))):
-        with pytest.raises(BadDocument, match=r"notes\.md: its elements are nested too deeply"):
+        with pytest.raises(BadDocument, match=r"notes\.md: is nested too deeply"):
             document(tmp_path, text, "notes.md")
 
 

@@ -226,8 +226,8 @@ def test_a_message_has_its_headers_its_text_and_its_attachments(tmp_path: Path) 
         ("City: Bel | Year: 900", f"{inner}, attachment a.csv, row 2"),
         ("On paper.", f"{inner}, attachment x.pdf, page 1"),
     ]
-    assert "attachment x.gif: its kind is not read" in unread(path)
-    assert "attachment bad.pdf: damaged, or not a PDF" in unread(path)
+    assert "attachment x.gif: is not supported" in unread(path)
+    assert "attachment bad.pdf: is damaged, or not a PDF" in unread(path)
     assert str(Path("/tmp")) not in unread(path)
 
 
@@ -293,7 +293,7 @@ def test_messages_within_messages_are_read_to_a_depth(tmp_path: Path) -> None:
         mail = outer
     (tmp_path / "a.eml").write_bytes(bytes(mail))
     assert [text.strip() for text, _ in placed(tmp_path / "a.eml")].count("A text.") == 4
-    assert unread(tmp_path / "a.eml").endswith("its kind is not read")
+    assert unread(tmp_path / "a.eml").endswith("is not supported")
 
 
 BAD = {
@@ -368,7 +368,7 @@ def test_a_parser_that_panics_refuses_only_the_file(tmp_path: Path, reader: Docu
     path = tmp_path / "a.xls"
     book = struct.pack("<HHHHHHB", 0x809, 4, 0x600, 5, 0x85, 1, 0)
     path.write_bytes(compound_file({"Workbook": book}))
-    with pytest.raises(BadDocument, match=r"a\.xls: damaged, or not what its name says"):
+    with pytest.raises(BadDocument, match=r"a\.xls: is damaged, or not what its name says"):
         list(reader.read(path))
     assert len(list(reader.read(workbook(tmp_path / "b.xlsx")))) == 6
 
@@ -376,7 +376,7 @@ def test_a_parser_that_panics_refuses_only_the_file(tmp_path: Path, reader: Docu
 def test_an_encrypted_workbook_is_named_as_such(tmp_path: Path) -> None:
     path = tmp_path / "a.xlsx"
     path.write_bytes(compound_file({"EncryptedPackage": bytes(8)}))
-    with pytest.raises(BadDocument, match=r"a\.xlsx: encrypted; save it without its password"):
+    with pytest.raises(BadDocument, match=r"a\.xlsx: is encrypted; save it without its password"):
         list(read_parts(path))
 
 
@@ -437,7 +437,7 @@ def test_all_parts_of_a_message_are_read(tmp_path: Path) -> None:
         ("A page.", "attachment part.html"),
         ("The footer.", "attachment part.txt"),
     ]
-    assert unread(path) == "attachment part.bin: its kind is not read"
+    assert unread(path) == "attachment part.bin: is not supported"
 
 
 def test_a_message_of_outlook_in_a_chinese_code_page(tmp_path: Path) -> None:

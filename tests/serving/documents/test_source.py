@@ -111,7 +111,7 @@ def test_two_files_of_one_name_are_refused(docs: Path, tmp_path: Path) -> None:
     (other / "b.md").write_text("another")
     with pytest.raises(
         BadDocument,
-        match=rf"^{other}/b\.md and {docs}/b\.md: both have the name 'docs/b\.md'",
+        match=rf"^{other}/b\.md and {docs}/b\.md: both get the name 'docs/b\.md'",
     ):
         find_sources([docs, other])
 
@@ -124,7 +124,7 @@ def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> Non
     for place, message in (
         ("empty", r"empty: contains no file of a supported kind; .*\.pdf"),
         ("pipe", "no file of a supported kind"),
-        ("absent", "absent: there is no such file or folder; correct"),
+        ("absent", "absent: this file or folder does not exist; correct"),
     ):
         with pytest.raises(BadDocument, match=message):
             find_sources([docs, tmp_path / place])

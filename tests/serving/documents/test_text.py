@@ -110,7 +110,7 @@ def test_lines_of_different_encodings_are_read_each_in_its_own() -> None:
 )
 def test_a_binary_is_refused(content: bytes) -> None:
     """Zero bytes or many control characters mark a binary file."""
-    with pytest.raises(BadDocument, match=r"notes\.txt: is not text"):
+    with pytest.raises(BadDocument, match=r"notes\.txt: is a binary file, not text"):
         decode(content, PLACE)
 
 
