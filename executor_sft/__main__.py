@@ -1,5 +1,5 @@
-"""`rolegate sft`, or `python -m executor_sft`: distil the executor, step by step or all steps in
-one command (`retrain`).
+"""`rolegate sft`, or `python -m executor_sft`: train the executor (the model that searches) on runs
+of a teacher model, step by step, or by all steps in one command (`retrain`).
 """
 
 import importlib
@@ -23,7 +23,7 @@ _COMMANDS = {
         "executor_sft.mine",
         "run teacher and student on logged questions, judged by the clients' feedback",
     ),
-    "filter": ("executor_sft.filter", "keep the trajectories to learn from"),
+    "filter": ("executor_sft.filter", "keep the trajectories that are good enough to train on"),
     "dataset": (
         "executor_sft.dataset",
         "turn filtered trajectories into tokenized training rows",

@@ -9,7 +9,7 @@ from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnava
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _HOPELESS = 5
-"""If this many items have failed and none has succeeded, all work stops."""
+"""Number of failed items after which all work stops, if no item has succeeded."""
 
 
 async def in_flight(
@@ -51,13 +51,13 @@ async def failures(
     """Call `ask` for each item, at most `at_once` calls at a time. Return the error messages of
     the items that failed, by the items' names.
 
-    `name`: returns an item's name. `so_far`: describes the progress, given the number of finished
-    items. `done`: number of items that were finished before this call.
+    `name`: returns an item's name. `so_far`: returns a text about the progress, given the number of
+    finished items. `done`: number of items that were finished before this call.
 
-    After an `UpstreamError` or `OutOfTime`, the other items continue, with two exceptions: an
-    `UpstreamUnavailable`, and the failure of the first `_HOPELESS` items, stop all work. So does
-    any other error. The error that stopped the work is raised; the message of a `RolegateError`
-    then also says how many items are finished.
+    If an item fails with `UpstreamError` or `OutOfTime`, the other items continue. All work stops,
+    and the error is raised, if the first `_HOPELESS` items have failed, and after an
+    `UpstreamUnavailable` or any other error. The message of a raised `RolegateError` also says how
+    many items are finished.
     """
     errors: dict[str, str] = {}
 

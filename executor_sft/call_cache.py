@@ -1,5 +1,5 @@
-"""Cache of completed model calls in a file. Equal requests are sent to the model once, so that no
-call is paid for twice, even after an interruption.
+"""Cache of completed model calls in a file. A request that was answered before is not sent to the
+model again, even after an interruption, so that no call is paid for twice.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class CallCache:
     """Completed model calls, by the key of their request. Failed calls are not kept."""
 
     def __init__(self, file: JsonlFile[KeptCall] | list[KeptCall]) -> None:
-        """Load the completed calls from `file`, to which new ones are appended. Raises `BadConfig`
+        """Load the completed calls from `file`. New calls are appended to it. Raises `BadConfig`
         for an invalid line.
         """
         self._file = file
@@ -114,8 +114,8 @@ class CallCache:
 class CachedModel:
     """Wrapper of a model that keeps completed calls in a `CallCache`.
 
-    `variant`: part of the cache key, for everything in addition to prompt and model that determines
-    the reply, such as request options. Must be encodable as JSON.
+    `variant`: everything that determines the reply in addition to prompt and model, such as request
+    options. It becomes part of the cache key, and must be encodable as JSON.
     """
 
     def __init__(
@@ -144,7 +144,8 @@ class CachedModel:
             del fields["unstopped"]
         request = msgspec.json.encode(fields)
         key = hashlib.sha256(self._variant + b"\n" + request).hexdigest()
-        # Derive a seed from each request: with a shared seed, all calls would get the same noise
+        # Derive the seed from the request: if all calls had one seed, their samples would be
+        # correlated
         if prompt.sampling.seed is not None:
             sampling = replace(prompt.sampling, seed=int(key[:7], 16))
             prompt = replace(prompt, sampling=sampling)

@@ -6,9 +6,9 @@ returned none, or if another model wrote the turn, the turn's text is tokenized 
 train on rows.jsonl without any conversion, from `input_ids` with `labels` or with
 `assistant_masks`. The column `messages` has prompt and turn as text.
 
-Each turn has its own row, because chat templates drop the thinking of earlier turns. So only the
-last turn of a conversation has the same tokens in training and in serving (TBSS appendix D).
-Malformed turns, which the model had to correct, have no row.
+Each turn has its own row, because chat templates drop the thinking of earlier turns: only the last
+turn of a prompt has the same tokens in training and in serving (TBSS appendix D). Malformed turns,
+which the model had to correct, have no row.
 """
 
 from collections import Counter
@@ -41,7 +41,9 @@ from serving.json_lines import write_json_lines
 
 RESULT = "rows.jsonl"
 NEEDED = ("transformers",)
-"""Optional packages that the step needs; imported late, so that `--help` works without them."""
+"""Optional packages that the step needs. They are imported late, so that `--help` works without
+them.
+"""
 NO_LOSS = -100
 """Label of a token that the loss ignores."""
 LEARNT = ("search", "report", "dispatch", "stop")
@@ -71,12 +73,12 @@ class Options(StepOptions):
     role: Literal["execution", "delegation"] = "execution"
     """role whose turns become rows"""
     thinking: bool | None = None
-    """true or false: value of `thinking` of this role in the config (default: the config leaves it
-    out)
+    """value of `thinking` of this role in the config, true or false (default: the config does not
+    set it)
     """
     system_role: bool = True
-    """true or false: value of `system_role` of this role in the config, which says whether prompts
-    have a system message
+    """value of `system_role` of this role in the config, true or false: whether prompts have a
+    system message
     """
 
 
@@ -100,8 +102,8 @@ class TrainingRow(Frozen):
     turn: int
     """Number of the turn among the model's turns in its trajectory, from 0."""
     trajectory: int
-    """Number of the trajectory in `filtered.jsonl`, from 0; only trajectories of the chosen role
-    count.
+    """Number of the trajectory in `filtered.jsonl`, from 0. Trajectories of other roles are not
+    counted.
     """
     stratum: Stratum
     question_id: str
@@ -126,7 +128,7 @@ class TrainingRow(Frozen):
 
 
 class _Generation(msgspec.Struct):
-    """The part of a model's `generation_config.json` that is needed here."""
+    """The key of a model's `generation_config.json` that is read here."""
 
     eos_token_id: int | list[int] | None = None
 
@@ -223,7 +225,7 @@ class ServedTokens:
     @cached_property
     def _end(self) -> tuple[int, ...]:
         """Token ids that the chat template puts after a turn, up to the first token at which the
-        engine stops. Raises `BadConfig` if it stops at none of them.
+        engine stops. Raises `BadConfig` if the engine stops at none of these tokens.
         """
         dialogue = [Message("user", "?"), Message("assistant", _TURN)]
         after = self._rendered(dialogue, tokenize=False).rpartition(_TURN)[2]
@@ -320,8 +322,8 @@ def rows_of(
     samples: Iterable[FilteredSample],
     tokens: ServedTokens,
 ) -> tuple[list[TrainingRow], Counter[str]]:
-    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind. For a
-    turn without a row, the reason takes the place of the kind.
+    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind. Turns
+    without a row are counted by the reason instead.
     """
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
@@ -356,8 +358,8 @@ def training_row(
 ) -> TrainingRow:
     """Return the row of a prompt and a turn.
 
-    `ids`: token ids of both. `messages`: both as text. `origin`: values of the row's last fields,
-    from the field `turn` on.
+    `ids`: token ids of both. `messages`: both as text. `origin`: values of the row's other fields
+    in order, beginning with `turn`.
     """
     before = len(ids.prompt)
     turn = len(ids.completion)

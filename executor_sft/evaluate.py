@@ -1,10 +1,10 @@
 """`rolegate sft evaluate`: compare executors, or delegators, on the same held-out questions.
 
-Every executor answers each question several times, each time with another seed. Figures are means
-over all answers (mean@k). Differences between executors have a 95 % confidence interval from a
-bootstrap over questions. Questions with the same `group`, such as those about one world, are not
-independent; the bootstrap draws whole groups of them. Completed model calls are kept in the step's
-folder, so that an interrupted evaluation resumes.
+Each question is answered several times with every executor, each time with another seed. Figures
+are means over all answers (mean@k). Differences between executors have a 95 % confidence interval
+from a bootstrap over questions. Questions with the same `group`, such as those about one world, are
+not independent; the bootstrap draws whole groups of them. Completed model calls are kept in the
+step's folder, so that an interrupted evaluation resumes.
 
 Questions with columns and right rows ask for tables. Filled tables are scored by cells (item F1),
 by rows (row F1) and as a whole (success).
@@ -64,7 +64,7 @@ class Options(StepOptions):
     is combined with every executor
     """
     rollouts: Count = 4
-    """number of answers to each question by each executor; each answer has a different seed"""
+    """number of answers to each question with each executor; each answer has a different seed"""
     temperature: Annotated[float, Meta(ge=0)] | None = None
     """sampling temperature of all roles but the judge (default: as in the config)"""
     limit: Count | None = None
@@ -74,7 +74,7 @@ class Options(StepOptions):
 
 
 class Difference(Frozen):
-    """A mean difference with its 95 % confidence interval."""
+    """A mean difference, and the bounds of its 95 % confidence interval."""
 
     mean: float
     low: float
@@ -125,7 +125,7 @@ def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 class Answered(Frozen):
-    """One answer to one question, with its scores and what it cost."""
+    """One answer to one question, with its scores and the tokens that it took."""
 
     question_id: str
     answer: str
@@ -197,8 +197,8 @@ class ExecutorScores(Frozen):
 
 
 class Comparison(Frozen):
-    """Differences between an executor and the baseline: the executor's mean minus the baseline's,
-    paired by question.
+    """Differences between an executor and the baseline: the executor's mean minus the baseline's
+    mean, paired by question.
     """
 
     executor: str
@@ -271,8 +271,8 @@ def table_evaluation_of(
     rollouts: int,
     temperature: float | None,
 ) -> TableEvaluation:
-    """Return the figures of all executors, as `evaluation_of` does for questions. `filled`: tables
-    by executor.
+    """Return the figures of all executors, as `evaluation_of` does for questions. `filled`: filled
+    tables by executor; the first executor is the baseline.
     """
     figures = TableFigures.__struct_fields__
     means = {
@@ -372,18 +372,18 @@ async def answers(
     concurrency: int = 8,
     work: Callable[[Runtime, Executor, Question], Awaitable[Any]] | None = None,
 ) -> dict[str, list[Any]]:
-    """Let every combination of executor and delegator answer every question, and return the answers
-    by executor.
+    """Answer every question with every combination of executor and delegator, and return the
+    answers by name of the combination.
 
     `executors`: `base`, `teacher`, or the names of loaded adapters. `delegators`: `base`, or the
-    names of loaded adapters. A key of the result is the executor's name, followed by the
+    names of loaded adapters. The name of a combination is the executor's name, followed by the
     delegator's name if the delegator is an adapter. `rollouts`: number of answers to each question,
     each with another seed. `concurrency`: max questions at the same time. `work`: returns the
     answer to a question, by default an `Answered`.
 
     Raises `BadConfig` if `executors` has `teacher` and the config has no teacher. Raises
-    `UpstreamError` if an endpoint fails, and `OutOfTime`, since such an answer says nothing about
-    the executor.
+    `UpstreamError` if an endpoint fails, and `OutOfTime` if the time of a run is up, since such a
+    run says nothing about the executor.
     """
     answered: dict[str, list[Any]] = {}
     total = len(executors) * len(delegators) * rollouts * len(questions)

@@ -3,9 +3,9 @@
 A trajectory is an executor's work on one sub-query. Three groups of trajectories, called strata,
 are kept:
 
-student_single  the untuned student's, right with one search
-teacher_single  the teacher's, right with one search
-teacher_multi   the teacher's, right with more searches and wrong with one
+student_single  trajectories of the untuned student that are right with one search
+teacher_single  trajectories of the teacher that are right with one search
+teacher_multi   trajectories of the teacher that are right with more searches, but not with one
 
 So the student learns when a second search is needed, and when it is not. A trajectory is *right* if
 its final answer is an exact match, the judge (if there is one) accepts the answer (TBSS 3.4), and
@@ -16,7 +16,7 @@ not by a final answer; "not found" is right if nothing can be found.
 With `--best`, the input is groups of runs from `rolegate sft rollout --group`. The best run of each
 group is kept, unless no run of the group is right. Exact matches are better than other runs; ties
 go to the higher F1, then to fewer tokens, then to the first run. From the best run, the delegator's
-trajectory is kept, and those executors' trajectories whose reports are supported by evidence.
+trajectory is kept, and each executor's trajectory whose report is supported by evidence.
 """
 
 import math
@@ -74,13 +74,11 @@ class Options(StepOptions):
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
     """result folders of `rolegate sft rollout` or `rolegate sft mine`"""
     mix: str = ""
-    """max samples of each stratum listed above, as STRATUM=N,… (default: no limits); the paper uses
-    student_single=1000,teacher_single=500,teacher_multi=668
+    """max samples of each stratum listed above, as STRATUM=N,… (default: no limits); the TBSS paper
+    uses student_single=1000,teacher_single=500,teacher_multi=668
     """
     none: bool = False
-    """do not filter: keep all trajectories with a report, as a baseline that shows the filter's
-    effect
-    """
+    """do not filter: keep all trajectories with a report, to measure the effect of the filter"""
     best: bool = False
     """keep only the best run of each group; for folders of `rolegate sft rollout --group`"""
     exclude: tuple[Path, ...] = ()
@@ -230,7 +228,7 @@ def filtered(
 
 def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]:
     """Yield two candidates for each sub-query of a question or table: the teacher's and the
-    student's trajectory. `none`: do not look for flaws.
+    student's trajectory. `none`: True to accept trajectories with flaws.
     """
     asks: Sequence[Ask] = ()
     reports = None
@@ -252,8 +250,8 @@ def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]
 
 
 def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
-    """Yield the delegator's and each executor's trajectory of every run of a group. `none`: accept
-    reports that evidence does not support.
+    """Yield the delegator's and each executor's trajectory of every run of a group. `none`: True to
+    accept reports that evidence does not support.
     """
     rewards = group.rewards
     ranks = [
@@ -397,8 +395,8 @@ def flaw_of(execution: Execution) -> str | None:
     """Return why the evidence of an execution's report does not support its answer; None if it
     does.
 
-    Each point of the evidence must be in a passage that the executor was shown. The evidence must
-    contain the answer word for word, unless the answer is yes or no.
+    Each point (item) of the evidence must be in a passage that the executor was shown. The evidence
+    must contain the answer word for word, unless the answer is yes or no.
     """
     report = execution.report
     if says_not_found(report.answer):
@@ -414,15 +412,17 @@ def _says(points: Sequence[str], answer: str) -> bool:
 
 
 def _stands(sample: Sample) -> bool:
-    """Return True if the sample leads to a right final answer and evidence supports its report."""
+    """Return True if the final answer of the sample is right and evidence supports the sample's
+    report.
+    """
     return (
         sample.verdict.correct and not sample.execution.failed and flaw_of(sample.execution) is None
     )
 
 
 def _disagree(sub_query: SubQueryRollout) -> bool:
-    """Return True if teacher and student report different answers and both samples seem right. Then
-    one of them must be wrong, but it is unknown which.
+    """Return True if teacher and student report different answers, and both seem right. One of the
+    two must be wrong, but it is unknown which.
     """
     samples = [sub_query.teacher, sub_query.student]
     teacher, student = (sample.execution.report.answer for sample in samples)

@@ -18,8 +18,8 @@ _Line = TypeVar("_Line")
 class JsonlFile(Generic[_Line]):
     """An append-only file of JSON lines, open in one process at a time.
 
-    The last line may be incomplete after a kill or on a full disk. Opening the file removes such a
-    line.
+    If the process is killed or the disk is full, the last line may be incomplete. Opening the file
+    removes such a line.
     """
 
     def __init__(self, path: Path, kind: type[_Line], advice: str) -> None:
@@ -50,8 +50,8 @@ class JsonlFile(Generic[_Line]):
         return read_jsonl(self.path, self._kind, self._advice)
 
     def append(self, line: _Line) -> None:
-        """Append a line without buffering, so that it survives a kill of the process. If the write
-        fails, leave the file unchanged and raise `StoreFailed`.
+        """Append a line without buffering, so that it is kept if the process is killed. If the
+        write fails, leave the file unchanged and raise `StoreFailed`.
         """
         content = msgspec.json.encode(line) + b"\n"
         try:

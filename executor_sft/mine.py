@@ -3,9 +3,9 @@
 Reads the questions and requests for tables of all ended runs from the config's store, including
 failed runs. Runs of tenants that opted out of training, and runs whose texts are not stored, are
 left out. If feedback has right answers, a new answer must match one of them. Otherwise, the judge
-decides; a good rating alone does not make an answer right. Tables need no right answer. At most a
-quarter of the questions may get their right answers from the feedback of the same tenant, unless
---tenant is given.
+decides; a good rating alone does not make an answer right. Tables need no right answer. Unless
+--tenant is given, at most a quarter of the questions may have right answers from the feedback of
+the same tenant.
 
 Prints an estimate of the cost, asks for confirmation, and then does the same as `rolegate sft
 rollout`.
@@ -69,8 +69,8 @@ class Options(RolloutOptions):
 
 
 class Selection(Frozen):
-    """Questions that `mine` rolls out. Stored in the step's folder, so that a resumed step uses the
-    same questions even if the store has changed.
+    """Questions that `mine` answers again. Stored in the step's folder, so that a resumed step uses
+    the same questions even if there are new runs.
     """
 
     questions: list[Question]
@@ -89,7 +89,8 @@ async def select(
     judge: bool,
     limit: int | None = None,
 ) -> tuple[Selection, list[Call]]:
-    """Return the logged questions to roll out, newest first, and the calls of their runs.
+    """Return the questions of stored runs to answer again, newest first, and the model calls of
+    these runs.
 
     If a question was asked several times, only its newest run is used. `log`: the archive of runs.
     `wanted`: filter of the runs; it must leave out tenants that opted out. `evaluation`: held-out
@@ -121,7 +122,7 @@ async def select(
         by_client = question.golds and all(tenants) and wanted.tenant is None
         chosen.append((question, run.calls, run.tenant if by_client else ""))
 
-    # At most a quarter may have their right answers from the feedback of the same tenant
+    # At most a quarter of the questions may have right answers from the feedback of the same tenant
     kept = within_share(chosen, lambda candidate: candidate[2])
     counts["over_share"] = len(chosen) - len(kept)
     counts["selected"] = len(kept)
@@ -169,8 +170,9 @@ def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
 
 
 async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> AsyncIterator[Run]:
-    """Yield the ended runs of answers and tables. Count them in `counts` under `read`. Runs that
-    cannot be read are also counted, under `unreadable`, but not yielded.
+    """Yield the ended runs that answered a question or filled a table, and count them in `counts`
+    under `read`. Runs that cannot be read are not yielded, but counted under both `read` and
+    `unreadable`.
     """
     page = ""
     while True:
@@ -202,8 +204,8 @@ _TIMES: Mapping[str, tuple[RoleName, float]] = {
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
-"""Assumptions of the estimate: for each role of a rollout, the role in stored runs whose tokens are
-taken, and the factor by which they are multiplied.
+"""Assumptions of the estimate. For each role of a rollout: the role whose tokens in the stored runs
+are added up, and the factor by which their sum is multiplied.
 """
 
 
@@ -211,11 +213,11 @@ def estimate(
     calls: Sequence[Call],
     prices: Mapping[str, Price | None],
 ) -> dict[str, dict[str, float | None]]:
-    """Return the expected tokens and cost in dollars of each role of the rollout, by role name.
+    """Return the expected tokens and cost (`dollars`) of each role of the rollout, by role name.
 
-    `calls`: calls of the logged runs. A call without token counts is assumed to have the mean
-    counts of the other calls. `prices`: price of each role's model; without one, `dollars` is
-    None. The judge is not included, since it is rarely asked.
+    `calls`: model calls of the stored runs. A call without token counts is assumed to have the mean
+    counts of the other calls. `prices`: price of each role's model; without one, `dollars` is None.
+    The judge is not included, since it is rarely asked.
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():

@@ -148,8 +148,8 @@ def check_engine(
 
 
 def try_version(client: Client, folder: Path) -> None:
-    """Register the version in `folder` with a gateway, and put it on shadow traffic. A version that
-    already has another state than `registered` keeps its state.
+    """Register the version in `folder` with a gateway, and begin its trial on shadow traffic. A
+    version that already has another state than `registered` keeps its state.
 
     Raises `BadVersion` if the gateway has another version of the same name, and `GatewayError` if
     the gateway cannot be reached or refuses.

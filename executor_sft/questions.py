@@ -27,8 +27,8 @@ from router.trace.values import TableRun
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
 _NEAR = 0.8
-"""Min Jaccard index at which two questions count as near-duplicates. It compares their sets of
-letter triples.
+"""Min Jaccard index of the letter triples of two questions at which the questions count as
+near-duplicates.
 
 Questions that differ only in a misspelt, moved, added or missing word have a higher index.
 Different questions in similar words hardly ever do: none of 3,000 training questions reached it
@@ -39,8 +39,8 @@ _LOOK_ALIKES = str.maketrans(
     "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ",
     "aeopcyxijshdqwvbhmtkrnaeopvuxiktbzhmouohnugliag",
 )
-"""Maps lower-case letters of other alphabets to the Latin letters that they look like. They are
-replaced, because they could disguise held-out questions.
+"""Maps lower-case letters of other alphabets to the Latin letters that they look like, because such
+letters could disguise held-out questions.
 """
 Likeness = Literal["same", "near"]
 """Whether a text equals a held-out text (`same`), or is a near-duplicate of one (`near`)."""
@@ -52,8 +52,7 @@ class Question(Frozen, omit_defaults=True):
     id: str
     text: str
     golds: tuple[str, ...]
-    """Right answers, of which an answer must match one. Empty if unknown; then the judge decides.
-    """
+    """Right answers; an answer must match one of them. Empty if unknown; then the judge decides."""
     source: str = ""
     """Data set of the question; empty if unknown."""
     rejected: tuple[str, ...] = ()
@@ -195,10 +194,10 @@ def select_questions(
     *,
     rows_needed: bool = False,
 ) -> tuple[list[Question], dict[str, int]]:
-    """Return the first `limit` questions and tables of a file that are not held out, and counts for
-    the figures: all lines, and those left out by reason.
+    """Return the first `limit` questions and tables of a file that are not held out, and the number
+    of all lines and of those left out, by reason.
 
-    `exclude`: files of held-out questions. `rows_needed`: see `read_questions`. Raises `BadConfig`.
+    `exclude`: files of held-out questions. `rows_needed`, and the errors: see `read_questions`.
     """
     listed, duplicates = read_questions(path, tables=True, rows_needed=rows_needed)
     held_out = HeldOut.read(exclude)
@@ -343,8 +342,8 @@ class TableReports:
     """
 
     def __init__(self, question: Question, run: TableRun) -> None:
-        """Prepare the comparison. `question`: the table with its right rows, if known. `run`: the
-        run that filled the table.
+        """Prepare the comparison. `question`: the request for the table, with its right rows if
+        known. `run`: the run that filled the table.
         """
         table = table_of(run)
         self._schema = run.schema
@@ -370,9 +369,11 @@ class TableReports:
         anywhere may be missing. Each value is in a passage that the executor was shown.
 
         If the right values are unknown, the values of the filled table are used instead. Then each
-        value must also be undisputed in that table, and a passage must state it about its row.
+        reported value must also be undisputed in that table, and a passage must state it about that
+        row.
 
-        `ask`: the rows or cells that the executor had to find. `execution`: its report.
+        `ask`: the rows or cells that the executor had to find. `execution`: the executor's work,
+        with its report.
         """
         reading = read_report(self._schema, ask, execution)
         if reading.unsupported:

@@ -4,9 +4,9 @@ The steps are mine → filter → dataset → train → evaluate → publish, ea
 --work. If a step fails, the command stops and prints the reason. The same command then resumes at
 that step, and no model call is paid for twice.
 
-At the end, the new version is registered with a running gateway, where it works on shadow traffic:
-its results are compared, but not used. The gateway then decides whether to promote the version
-(`rolegate versions decisions`).
+At the end, the new version is registered with a running gateway, which repeats finished runs with
+it (shadow traffic): the results are compared, but not used. The gateway then decides whether to
+promote the version (`rolegate versions decisions`).
 """
 
 from collections.abc import Iterator
@@ -104,7 +104,7 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
         concurrency=options.concurrency,
         yes=options.yes,
     )
-    yield "mine", "the step is not finished." if mine.run(mining) else ""
+    yield "mine", "the cost was not confirmed; pass --yes." if mine.run(mining) else ""
     filtering = filter_step.Options(
         rollouts=(mining.out,),
         out=options.work / "filtered",
@@ -153,13 +153,14 @@ def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[st
 
 
 def _worse(evaluated: Path) -> str:
-    """Return the reason to stop if the new executor is certainly worse than the old one, else an
-    empty text. `evaluated`: result folder of the evaluation.
+    """Return the reason to stop if the new executor is worse than the old one with 95 % confidence,
+    else an empty text. `evaluated`: result folder of the evaluation.
     """
     gain = read_manifest(evaluated).figures["comparisons"][0]["exact_match"]
     if gain["high"] >= 0:
         return ""
     return (
-        f"the new executor is worse than the old one: its exact match is {gain['mean']:+.3f} "
-        f"different, at best {gain['high']:+.3f} (95 % confidence)."
+        "the new executor is worse than the old one: its exact match differs by "
+        f"{gain['mean']:+.3f}, at best by {gain['high']:+.3f} (95 % confidence); log more "
+        "questions."
     )

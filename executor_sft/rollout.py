@@ -69,7 +69,7 @@ TRAJECTORIES = "trajectories.jsonl"
 ADVICE = "remove this line; the same command then rolls out its question again"
 """End of the error message about an invalid line in a file of rollouts."""
 _TEMPERATURE = 0.7
-"""Min temperature of repeated tries. At a lower temperature, they would hardly differ."""
+"""Min sampling temperature of repeated tries, which would hardly differ at a lower temperature."""
 _FAILED = ("retrieval_failed", "model_failed")
 _TIME = "a run took too long; raise server.timeout_s, or lower --concurrency."
 
@@ -91,8 +91,8 @@ class RolloutOptions(StepOptions, kw_only=True):
     (default: work in this process)
     """
     capped: Count = 3
-    """number of extra tries with only one search that the teacher makes for each sub-query for
-    which it searched more than once
+    """if the teacher searched more than once for a sub-query: number of further tries in which it
+    may search only once
     """
 
 
@@ -139,8 +139,8 @@ class Verdict(Frozen):
 
 
 class Sample(Frozen):
-    """An executor's work on a sub-query. `answer`: the final answer to which its report leads when
-    the teacher's run continues with that report; for a part of a table, the answer of the report.
+    """An executor's work on a sub-query. `answer`: the final answer of the teacher's run if the run
+    continues with the report of this work; for a part of a table, the answer in the report.
     """
 
     execution: Execution
@@ -196,7 +196,7 @@ def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunCo
     run says nothing about the models.
 
     `context`: context of the run, which has the errors of endpoints. `first`: number of the first
-    sub-query to check; earlier ones were taken from another run. Raises `OutOfTime` or
+    sub-query to check; earlier sub-queries were taken from another run. Raises `OutOfTime` or
     `UpstreamError`.
     """
     for index, execution in enumerate(trajectory.executions[first:], first):
@@ -222,7 +222,7 @@ def check_some(
 
 async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> TableRun:
     """Fill a table. Raises `UpstreamError` if all executions failed or an endpoint is unavailable,
-    and `OutOfTime`.
+    and `OutOfTime` if the time of the run is up.
     """
     run = await wide.run(table.checked(wide.limits), context)
     check_some(run.executions, context.failures)
@@ -232,7 +232,7 @@ async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> Ta
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
     """Raise the error of an executor whose time ran out or whose endpoint failed. `index`: number
-    of its sub-query. Raises `OutOfTime` or `UpstreamError`.
+    of the executor's sub-query. Raises `OutOfTime` or `UpstreamError`.
     """
     if execution.outcome == "timed_out":
         raise OutOfTime(_TIME)
@@ -247,10 +247,10 @@ class RolloutWorker(Frozen):
     """Search for answers, with the teacher as executor."""
     student: Executor
     capped: Sequence[Executor]
-    """The teacher as executors with at most one search, each with another seed."""
+    """Executors with the teacher's model and at most one search, each with another seed."""
     judge: Judge | None
     context: Callable[..., RunContext]
-    """Makes the context of one run; takes an optional time limit in seconds."""
+    """Function that makes the context of one run; takes an optional time limit in seconds."""
     wide: WideSearch | None = None
     """Search that fills tables, with the teacher as executor; needed only for tables."""
 
@@ -290,7 +290,8 @@ class RolloutWorker(Frozen):
         """Let `executor` work on a sub-query of the teacher's run. If its report differs from the
         teacher's, run the rest of the search again with the new report, to get its final answer.
 
-        `run`: the teacher's run. `round_`, `place`: round of the sub-query, and its place in it.
+        `run`: the teacher's run. `round_`, `place`: number of the sub-query's round, and number of
+        the sub-query in that round.
         """
         trajectory = run.trajectory
         assert isinstance(trajectory, Trajectory)
@@ -478,8 +479,8 @@ async def roll_out_all(
     *,
     kind: type[Any] = Rollout,
 ) -> dict[str, str]:
-    """Roll out the questions that are not in the file `path` yet, `concurrency` at a time. Return
-    the error messages of failed questions, by question id.
+    """Roll out the questions whose rollouts are not in the file `path` yet, `concurrency` at a
+    time. Return the error messages of failed questions, by question id.
 
     Each rollout becomes a line of the file; in the end, the lines are in the order of the
     questions. `roll_out`: returns the rollout of a question, of the type `kind`. `on_done`: called
@@ -614,7 +615,7 @@ def roll_out_step(
     questions: Sequence[Question],
     selection: dict[str, int],
 ) -> int:
-    """Roll out the questions, unless the step is already finished; print the figures and return the
+    """Roll out the questions, unless the step is already finished. Print the figures and return the
     exit status.
 
     If a question failed, the step stays unfinished and the status is 1, unless

@@ -1,5 +1,5 @@
-"""Open the engines, endpoints and retriever of a config without a gateway, for the searches of the
-distillation's steps.
+"""Open the engines, endpoints and retriever of a config without a gateway, so that the `rolegate
+sft` commands can answer questions and fill tables.
 """
 
 import asyncio
@@ -95,10 +95,9 @@ class Runtime:
         temperature: float | None = None,
         roles: Collection[RoleName] = _SAMPLED,
     ) -> "Runtime":
-        """Return a copy that uses this seed and temperature.
-
-        `temperature`: None for the config's temperatures. `roles`: the roles they apply to, by
-        default all but the judge. All other roles keep the config's seed and temperature.
+        """Return a copy that uses this seed and temperature. `temperature`: None for the config's
+        temperatures. `roles`: the roles to which seed and temperature apply, by default all but the
+        judge. All other roles keep the config's seed and temperature.
         """
         return replace(self, seed=seed, temperature=temperature, sampled_roles=roles)
 
@@ -116,10 +115,10 @@ class Runtime:
         """Return a role with the model and settings of `config`, and with this runtime's seed,
         temperature and cache.
 
-        `name`: name of the role, under which the ledger books its calls. `version`: name of an
-        adapter that replaces the model.
+        `name`: name of the role, under which its calls are recorded. `version`: name of an adapter
+        that replaces the model.
         """
-        # Goes into the cache key, because teacher and student may have models of the same name
+        # Part of the cache key, because teacher and student may have models of the same name
         is_teacher = config == self.config.distillation.teacher
         if version is not None:
             config = msgspec.structs.replace(config, model=version)
@@ -280,7 +279,8 @@ async def open_runtime(
     start the teacher's engine. `extra_roles`: further roles whose engines are needed, by their
     names in error messages.
 
-    Raises `BadConfig`, `BadIndex`, `BadVersion` and `UpstreamUnavailable`.
+    Raises `BadConfig` if the config cannot be used here, `BadIndex` for a bad index, `BadVersion`
+    for a bad adapter, and `UpstreamUnavailable` if an endpoint cannot be reached.
     """
     config = msgspec.structs.replace(config, condenser=None)  # no conversations are rolled out
     also = dict(extra_roles)
@@ -332,14 +332,16 @@ async def open_runtime(
 
 
 Work = Callable[[Runtime], Ask]
-"""Function that takes a runtime, and returns the function that works on an item."""
+"""Function that is called with a runtime and returns a function, which works on one item."""
 
 
 def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
-    """Return `work(runtime)`. With `ray`, return a function that does the same on the workers of
-    that Ray cluster. The workers' model calls are kept in the cache of `runtime`.
+    """Return the function `work(runtime)`. If `ray` is not None, return a function that does the
+    same work on the workers of that Ray cluster. The workers' model calls are kept in the cache of
+    `runtime`.
 
-    `work`: is pickled. `ray`: see `workers_of`. Raises `BadConfig`.
+    `work`: must be picklable. `ray`: see `workers_of`. Raises `BadConfig` if the config has
+    engines, or the cluster cannot be used.
     """
     if ray is None:
         return work(runtime)

@@ -1,5 +1,5 @@
-"""Steps of the distillation. Each step has a folder for its results. The manifest in that folder,
-which is written last, records inputs, settings and figures.
+"""Steps of the training of an executor, such as `filter` or `train`. Each step has a folder for its
+results. The manifest in that folder, which is written last, records inputs, settings and figures.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _MAX_VALUE = 80
 
 
 class Origin(Frozen, forbid_unknown_fields=True):
-    """Everything that determines a step's result."""
+    """Everything that determines a step's result. Stored as `begun.json` when the step begins."""
 
     step: str
     """Name of the step, such as `filter`."""
@@ -87,7 +87,7 @@ class Step(Frozen):
             # A killed command may have left a temporary file
             if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
                 raise BadConfig(
-                    f"{folder}: contains files, but none of an sft step; name a new folder."
+                    f"{folder}: contains other files than those of a step; name a new folder."
                 )
             write_json(begun, origin)
         else:
@@ -165,7 +165,7 @@ def digest_of(path: Path) -> str:
     """
     file = path / MANIFEST if path.is_dir() else path
     if not file.is_file():
-        raise BadConfig(f"{file}: is missing; first finish the step that writes it.")
+        raise BadConfig(f"{file}: is missing; correct the path, or finish the step that writes it.")
     return sha256_of(file)
 
 

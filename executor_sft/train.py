@@ -44,7 +44,7 @@ _Kind = TypeVar("_Kind")
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
-"""The reported loss is the mean over this number of training steps, the last ones."""
+"""Number of training steps at the end over which the reported loss is averaged."""
 
 
 class Options(StepOptions):
@@ -64,7 +64,7 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Settings of a training. Data set, base model and recipe together determine the result."""
 
     method: Literal["full", "lora"]
-    """`full` trains all weights; `lora` trains an adapter."""
+    """`full`: train all weights. `lora`: train a LoRA adapter."""
     rank: Count = 32
     """Rank of the LoRA adapter."""
     alpha: _Positive = 64.0
@@ -115,7 +115,7 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
 
 def read_recipe(name: str, kind: type[_Kind]) -> _Kind:
     """Load a recipe. `name`: name of a shipped recipe, or path of a file that ends in `.toml`.
-    `kind`: type of the recipe. Raises `BadConfig` if there is no such recipe, or if it is invalid.
+    `kind`: type of the recipe. Raises `BadConfig` if the recipe does not exist or is invalid.
     """
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
@@ -305,7 +305,9 @@ def _trainer(
             "example its target_modules."
         ) from None
     if trainer.train_dataset.to_dict() != examples:
-        raise AssertionError("TRL changed the rows; this release of trl is not supported")
+        raise AssertionError(
+            "TRL changed the rows; install the release of trl that rolegate[sft] requires"
+        )
     trainer.remove_callback(transformers.PrinterCallback)
     bar = ProgressCallback()
     bar.on_log = lambda *_, **__: None  # do not print a line per step
@@ -358,8 +360,8 @@ def _last_checkpoint(folder: Path) -> str | None:
 
 
 def save_trained(trainer: Any, base: Path, folder: Path) -> None:
-    """Write the trained model to `folder`, and remove the old content. If this fails, no incomplete
-    model is left in `folder`.
+    """Write the trained model to `folder`, and remove the old content. If writing fails, there is
+    no incomplete model in `folder`.
 
     All processes of a training must call this function; only the main process writes. `base`:
     folder of the base model.

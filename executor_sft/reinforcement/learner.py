@@ -1,4 +1,4 @@
-"""Training of a LoRA adapter by plain torch and PEFT: one update per batch of rows."""
+"""Training of a LoRA adapter with plain torch and PEFT: one update per batch of rows."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,8 +26,8 @@ class Learner:
 
     def __init__(self, base: Path, start: Path | None, recipe: ReinforceRecipe) -> None:
         """Load the base model, and the adapter in the folder `start`. Without `start`, create an
-        adapter that does not change the model's outputs yet. Raises `BadConfig` if they cannot be
-        loaded.
+        adapter that does not change the model's outputs yet. Raises `BadConfig` if model or adapter
+        cannot be loaded.
         """
         self._base = base
         self._recipe = recipe
@@ -47,7 +47,7 @@ class Learner:
                 model = peft.get_peft_model(weights, config)
         except (ValueError, RuntimeError, OSError) as error:
             raise BadConfig(
-                f"{base}: the adapter does not fit this model ({error}); name its base model."
+                f"{base}: the adapter does not fit this model ({error}); use its base model."
             ) from None
         self._has_start = start is not None
         self._model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -55,7 +55,8 @@ class Learner:
         self._optimizer = torch.optim.Adam(self._weights, recipe.learning_rate)
 
     def update(self, rows: Sequence[TokenSequence]) -> dict[str, float]:
-        """Make one update with all rows, and return its figures. Without rows, nothing changes.
+        """Make one update with all rows, and return its figures by name. Without rows, the adapter
+        does not change.
 
         Raises `BadConfig` if the gradient is not finite, or if the log-probabilities differ too
         much from those of the engine. The adapter then stays unchanged.
@@ -78,9 +79,10 @@ class Learner:
             )
         if gap > self._recipe.max_gap:
             raise BadConfig(
-                f"Log-probabilities of engine and trainer differ by {gap:.4f} nats a token, and "
-                f"max_gap is {self._recipe.max_gap}. Serve exactly this base model, in fp32 or "
-                "bf16, without quantization; or raise max_gap, if the model is large."
+                f"Log-probabilities of engine and trainer differ by {gap:.4f} nats per token, but "
+                f"at most {self._recipe.max_gap} are allowed (max_gap). Serve exactly this base "
+                "model, in fp32 or bf16, without quantization; or raise max_gap, if the model is "
+                "large."
             )
         if rows:
             self._optimizer.step()

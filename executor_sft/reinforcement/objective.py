@@ -23,7 +23,7 @@ class Sums(NamedTuple):
     gap: float = 0.0
     """Sum of the absolute differences between new and old log-probabilities."""
     kl: float = 0.0
-    """Sum of the KL divergences from the model at the start (k3 estimator)."""
+    """Sum of the KL divergences from the model at the start of the training (k3 estimator)."""
 
     def plus(self, other: "Sums") -> "Sums":
         """Return the sums of `self` and `other`."""

@@ -25,17 +25,19 @@ class ObjectiveRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
-    """Lower ratios are clipped to 1 minus this value."""
+    """A ratio below 1 − `clip_low` is clipped to 1 − `clip_low`."""
     clip_high: _Positive = 0.28
-    """Higher ratios are clipped to 1 plus this value."""
+    """A ratio above 1 + `clip_high` is clipped to 1 + `clip_high`."""
     dual_clip: Annotated[float, Meta(gt=1)] = 10.0
-    """Higher ratios are clipped to this value if the advantage is negative."""
+    """If the advantage is negative, a ratio above this value is clipped to this value."""
     max_log_ratio: _Positive = 20.0
     """Max absolute value of a ratio's logarithm."""
     max_mean_ratio: _Positive = 5.0
-    """A micro-batch with a higher mean ratio is skipped."""
+    """A micro-batch whose mean ratio is above this value is skipped."""
     kl: Annotated[float, Meta(ge=0)] = 0.0
-    """Coefficient of the KL divergence from the model at the start; 0 leaves the divergence out."""
+    """Coefficient of the KL divergence from the model at the start of the training; 0 to leave the
+    divergence out.
+    """
 
 
 class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
@@ -48,18 +50,22 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     temperature: float = 1.0
     """Sampling temperature of the trained roles."""
     rank: Count = 32
-    """Rank of a new adapter; an adapter to start from keeps its own."""
+    """Rank of a new adapter. An adapter from which the training starts keeps its own rank."""
     alpha: _Positive = 64.0
     """Scaling factor of a new adapter."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that get a new adapter."""
+    """Layers that get a new adapter: all linear layers, or those whose names end in one of these
+    texts.
+    """
     learning_rate: _Positive
     gradient_clip: _Positive = 1.0
     """Max norm of a step's gradient."""
     micro_tokens: Count = 8192
     """Max tokens of a forward pass, with padding. A longer sequence gets a separate pass."""
     max_gap: _Positive = 0.02
-    """Max mean difference of a token's log-probability, in nats, between engine and trainer."""
+    """Max mean difference between engine and trainer in a token's log-probability, in nats. The
+    training stops if the difference is larger.
+    """
     seed: int = 1
     reward: RewardRecipe = RewardRecipe()
     weights: WeightRecipe = WeightRecipe()

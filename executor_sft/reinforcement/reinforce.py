@@ -1,15 +1,15 @@
 """`rolegate sft reinforce`: train delegator and executors together by reinforcement learning.
 
 Each step answers a few questions, or fills tables, several times on the config's engines. Trained
-roles are sampled; all other roles keep the config's temperature. The runs of a question are a
-group; a run's advantage is its reward compared with its group, and holds for all agents of the run
-(WideSeek-R1, section 3.3). One update of the adapter follows. The new adapter is written to
-OUT/steps and loaded under a new name.
+roles use the recipe's sampling temperature; all other roles keep the config's temperature. The runs
+of a question are a group; a run's advantage is its reward compared with its group, and holds for
+all agents of the run (WideSeek-R1, section 3.3). One update of the adapter follows. The new adapter
+is written to OUT/steps and loaded under a new name.
 
-steps.jsonl and curves.png show the progress. After a kill, the same command resumes with the step
-under way, and no finished model call is made again. To continue a finished training, pass a higher
-`--steps`; to end a stopped training, pass the number of its last step. `rolegate sft publish OUT`
-publishes the executor's last adapter as a version.
+steps.jsonl and curves.png show the progress. After a kill, the same command resumes the step that
+was in progress, and no finished model call is made again. To continue a finished training, pass a
+higher `--steps`; to end a stopped training, pass the number of its last step. `rolegate sft publish
+OUT` publishes the executor's last adapter as a version.
 """
 
 import asyncio
@@ -103,11 +103,11 @@ class Policy(NamedTuple):
     base: Path
     """Folder of the base model."""
     start: Path | None
-    """Folder of the adapter at the start; None for a new one."""
+    """Folder of the adapter from which the training starts; None for a new adapter."""
 
 
 class State(msgspec.Struct):
-    """Everything that the next step needs from the steps before it."""
+    """Everything that the next step needs from earlier steps. Stored in `state.msgpack`."""
 
     rows: list[dict[str, Any]]
     """Lines of `steps.jsonl`."""
@@ -310,8 +310,8 @@ async def _probe(runtime: Runtime) -> None:
 
 
 async def _load(runtime: Runtime, policies: Sequence[Policy], out: Path, number: int) -> Runtime:
-    """Load the adapters that step `number` wrote, and unload those of two steps before. Return a
-    runtime that uses the new adapters.
+    """Load the adapters that step `number` wrote, and unload those that step `number - 2` wrote.
+    Return a runtime that uses the new adapters.
     """
     versions = dict(runtime.versions)
     for policy in policies:

@@ -70,7 +70,7 @@ def reward_parts(
     longest: int,
     sub_queries: int,
 ) -> RewardParts:
-    """Return the parts of a run's reward. All are 0 if its answer is not `readable`.
+    """Return the parts of a run's reward. All parts are 0 if the run has no `readable` answer.
 
     `answer`: score of the answer, from 0 to 1. `longest`: tokens of the run's longest turn.
     """

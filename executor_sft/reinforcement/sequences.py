@@ -24,11 +24,11 @@ from router.trace.values import TableRun
 
 
 class TokenSequence(Frozen):
-    """A row: consecutive turns of an agent. A new row begins where a prompt does not continue the
-    tokens of the row.
+    """A training row: the tokens of consecutive turns of an agent. A turn whose prompt does not
+    begin with the tokens of the row so far begins a new row.
 
-    The loss is the sum, over the tokens of all rows, of minus the token's weight times the clipped
-    ratio of its new and old probability. `logprobs`, `shares` and `weights` have a number for each
+    The loss is a sum over the tokens of all rows: minus the token's weight times the clipped ratio
+    of its new and its old probability. `logprobs`, `shares` and `weights` have a number for each
     token of `input_ids`, which is 0 for tokens that the agent did not write.
     """
 
@@ -45,15 +45,15 @@ class TokenSequence(Frozen):
     logprobs: tuple[float, ...]
     """Log-probabilities of the tokens when they were sampled."""
     shares: tuple[float, ...]
-    """Shares of the objective (`token_shares`), which weigh the divergence from the model at the
-    start.
+    """Shares of the objective (`token_shares`), with which the KL divergence of each token is
+    multiplied.
     """
     weights: tuple[float, ...]
     """Shares times the advantage of the run."""
 
 
 class Batch(NamedTuple):
-    """The rows of several groups, and figures about the groups."""
+    """The rows of several groups, and figures about the groups by name."""
 
     rows: list[TokenSequence]
     figures: dict[str, Any]
@@ -150,8 +150,8 @@ def _kept(work: AgentWork, *, readable: bool) -> Sequence[Completion]:
     """Return the outputs of an agent to train on (WideSeek-R1, appendix B.3).
 
     If the run has an answer, agents that reached a limit are left out, because they do not deserve
-    its reward. Otherwise, the failure is attributed to the delegator's last output, and to outputs
-    of executors that were cut off.
+    the run's reward. Otherwise, only the delegator's last output, and outputs of executors that
+    were cut off, are held responsible for the failure.
     """
     outputs = work.conversation.outputs if work.conversation else ()
     cut = [output for output in outputs if output.finish_reason == "length"]

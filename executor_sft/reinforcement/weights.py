@@ -1,9 +1,9 @@
 """Weights of tokens in the objective of multi-agent GRPO (WideSeek-R1, Eq. 1).
 
-All agents of a run share its advantage. The objective is a mean over runs, in each run over its
-agents, and for each agent over all tokens that it wrote in all its turns. These means are computed
-here once, for a whole batch, as one weight per token. The loss is then a plain sum, so that its
-gradient does not depend on how the batch is divided.
+All agents of a run get the run's advantage. The objective is a mean over runs; for each run, a mean
+over its agents; and for each agent, a mean over the tokens of all its turns. These means are
+computed here once, for a whole batch, as one weight per token. The loss is then a plain sum, so
+that its gradient does not depend on how the batch is divided.
 
 This module needs only numbers of tokens, and no texts, models or tensors.
 """
@@ -76,10 +76,10 @@ def token_shares(
     recipe: WeightRecipe,
     rng: Random | None = None,
 ) -> Shares:
-    """Return, for each turn, the share of the objective that each of its tokens has. No share is
-    negative. The shares of all tokens of the batch sum to 1, with two exceptions. With
-    `executors_per_run`, only the expected sum is 1. The share of a run without tokens is missing,
-    unless `agents` is "none".
+    """Return, for each turn, the factor with which each of its tokens enters the objective (its
+    share). No share is negative. The shares of all tokens of the batch sum to 1, with two
+    exceptions. With `executors_per_run`, only the expected sum is 1. The share of a run without
+    tokens is missing, unless `agents` is "none".
 
     `runs`: for each run of the batch, the agents that are to be trained. Agents without tokens are
     ignored. `rng`: draws the executors of each run; needed with `executors_per_run`.

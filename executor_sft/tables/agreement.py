@@ -1,7 +1,7 @@
 """Comparison of two independent answers to the same request, and the table made from them.
 
-The table has the rows of the answer with more filled cells, if the other answer has a row with the
-same key. Cells in which the two answers differ are blanked.
+The table is made from the answer with more filled cells. It has each row whose key is also in the
+other answer. Cells in which the two answers differ are blanked.
 
 Two answers from the same documents miss the same rows. So agreement is evidence for the cells, but
 not for a table's completeness.
@@ -23,8 +23,8 @@ _Rows = tuple[tuple[str, ...], ...]
 
 
 class Answer(Frozen):
-    """One answer to a request: the filled table, and what it cost. A cell has a value only if a
-    passage contains it.
+    """One answer to a request: the filled table, with the number of sub-queries and tokens that it
+    took. A cell has a value only if a passage contains the value.
     """
 
     rows: _Rows
@@ -59,7 +59,7 @@ class MadeTable(Frozen):
     blanked: int
     """Number of cells that were blanked because the answers differ."""
     reason: str = ""
-    """Why the table is not kept; empty if it is."""
+    """Why the table is not kept; empty if it is kept."""
 
 
 def unusable(request: Question, held_out: HeldOut) -> str:
@@ -77,7 +77,7 @@ def made_tables(
 ) -> Iterator[MadeTable]:
     """Yield the table made from each pair of answers. Its `reason` is empty, and the table is kept,
     if it reaches the limits and no earlier table has the same rows. `consistency`, `support`: min
-    values of these fields.
+    values of these fields of `MadeTable`.
     """
     seen = set[_Rows]()
     for pair in answered:

@@ -1,7 +1,7 @@
 """`rolegate sft tables`: make tables with known right rows, for training and evaluation.
 
 1. Seeds are read from a file, or sampled from the config's index. The model of `[synthesis]` writes
-   a request for a table about each seed. A seed with question and columns already is a request.
+   a request for a table about each seed. A seed with a question and columns is already a request.
 2. Each request is answered twice, independently: with another seed, or with another config, such
    as one with other documents or another executor.
 3. The answers are compared cell by cell. If they agree well enough, the table is kept, without the
@@ -52,7 +52,7 @@ _QUERIES = "queries.jsonl"
 ANSWERS = "answers.jsonl"
 _SCORES = "scores.jsonl"
 _RULES = ("consistency", "min_rows", "support")
-"""Options that decide which tables are kept."""
+"""Names of the options that decide which tables are kept."""
 _CHARS_PER_TOKEN = 4
 _Part = Annotated[float, Meta(ge=0, le=1)]
 
@@ -118,7 +118,7 @@ def run(options: Options) -> int:
     prompt = Path(config.roles.execution.prompt).read_text("utf-8")
     passages = config.search.top_k * config.retrieval.chunk_tokens
     tokens = rows * (passages + 2 * len(prompt) // _CHARS_PER_TOKEN)
-    cost = f"Answer {len(seeds)} requests twice, about {rows} rows, and {tokens:,} tokens or more?"
+    cost = f"Answer {len(seeds)} requests twice (about {rows} rows, {tokens:,} tokens or more)?"
     if not (known or options.yes or agreed(cost)):
         return 1
 
@@ -137,7 +137,9 @@ def run(options: Options) -> int:
         reasons, failed = asyncio.run(_answered(configs, options, seeds))
         if failed and not options.leave_failed:
             show({"failed": failed}, as_json=options.json)
-            complain("Some tables failed. Run the same command to try them again.")
+            complain(
+                "Some tables failed. Run the same command to try them again, or add --leave-failed."
+            )
             return 1
         figures, files = _written(options, reasons)
         manifest = step.finish({**figures, "failed": failed}, files)
@@ -164,8 +166,8 @@ def _seeds(config: Config, options: Options) -> list[Question]:
 async def _answered(
     configs: Sequence[Config], options: Options, seeds: Sequence[Question]
 ) -> tuple[Counter[str], dict[str, str]]:
-    """Write the requests, answer each twice, and store requests and answers in files. Return how
-    many requests are not answered, by the reason, and the error messages of failed seeds, by id.
+    """Write the requests, answer each twice, and store requests and answers in files. Return the
+    number of unanswered requests by reason, and the error messages of failed seeds by id.
     """
     adapters = named_adapters([options.executor])
     (executor,) = adapters

@@ -28,9 +28,8 @@ _RULES: dict[str, dict[str, Any]] = {
 """WideSearch's rules for cells by the type of their column; `_TEXT` for other types."""
 _LONGEST_NAME = 120
 _TAIL = (
-    "\n\nGive the result as one Markdown table with the following columns:\n{columns}\n"
-    "Leave no cell out that can be known. The output format is \n```markdown\n"
-    "{{data_content}}\n```."
+    "\n\nGive the result as one Markdown table with the following columns:\n{columns}\nLeave no "
+    "cell out that can be known. The output format is \n```markdown\n{{data_content}}\n```."
 )
 
 
@@ -52,7 +51,7 @@ def write_tables(
 
     Files: `tasks.jsonl` with `gold/ID.csv` in WideSearch's form, `questions.jsonl` in the form of
     `rolegate sft`, and, with `rlinf`, `rlinf.jsonl` in the form of RLinf's WideSeek-R1. `plain`:
-    leave the columns and the form of the table out of the queries.
+    True to leave the columns and the form of the table out of the queries.
     """
     (folder / "gold").mkdir(parents=True, exist_ok=True)
     lines: dict[str, list[dict[str, Any]]] = defaultdict(list)

@@ -1,7 +1,7 @@
 """Make up requests for tables as training data, as in section 4.1 of the paper WideSeek-R1.
 
-The model of the config's section `[synthesis]` reads a *seed*, which is a text that the table shall
-be about, and writes a question. Then it refines the question to exact columns with types, formats
+The model of the config's section `[synthesis]` reads a *seed*, which is a text about the subject of
+the table, and writes a question. Then it refines the question to exact columns with types, formats
 and keys. If the refinement cannot be parsed, the model is asked once for a correction.
 """
 
@@ -41,7 +41,7 @@ async def written_request(
     returned unchanged, and so is a seed for which the model's request cannot be parsed.
 
     `role`: the model of `[synthesis]`; None if all seeds are requests. `context`: makes the context
-    of a run. Raises `UpstreamError`.
+    of a run. Raises `UpstreamError` if the model's endpoint fails.
     """
     if seed.table or role is None:
         return seed
