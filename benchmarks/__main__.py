@@ -17,7 +17,7 @@ from serving.terminal import complain
 BENCHMARKS = {
     "mini": (
         "mini",
-        "exact match on questions about an unseen mini world, and the losses of each role",
+        "exact match on questions about an unseen mini world, and how much each role loses",
     ),
     "retrieval": (
         "retrieval",
@@ -30,16 +30,19 @@ BENCHMARKS = {
     "datasets": ("datasets.command", "count, check, sample and convert public data sets"),
     "sweep": (
         "study.sweep",
-        "run a grid of backbones, executors and topologies on one set of questions; resumable",
+        "answer one set of questions with a grid of backbones, executors and topologies; resumable",
     ),
-    "report": ("study.report", "write the paper's tables and figures from a sweep's results"),
+    "report": (
+        "study.report",
+        "write the tables and figures of the TBSS paper from a sweep's results",
+    ),
     "cost": (
         "study.cost",
         "cost of logged runs by role, and an estimate of their cost with other models",
     ),
     "mini-study": (
         "study.mini_study",
-        "the paper's study in miniature: models of three sizes in every role",
+        "the TBSS paper's study in miniature: models of three sizes in every role",
     ),
     "widesearch": (
         "widesearch.command",

@@ -4,14 +4,15 @@ closing quote is written; without it, only when the whole block is written.
 
 Two gateways answer questions with one block, and their wall times are compared. One gateway
 dispatches early, the other does not. Both use the same simulated models, which write at a set
-speed. Both get each question at the same time, so that other load on the machine affects both.
+speed. Each question is sent to both gateways at the same time, so that other load on the machine
+affects both.
 
 A sub-query has about 25 tokens. The delegator writes one block and then stops; executors search
 once or twice and report; the answerer writes one sentence. Early dispatch cannot start the last
-sub-query of a block sooner, but the other sub-queries finish sooner, and then the last one has the
-engine for itself. So the gain depends on the executors' engines. With `shared`, the executors of a
-question share an engine that serves only two calls at full speed, like a small or busy engine. With
-`alone`, every executor has full speed.
+sub-query of a block sooner, but the other sub-queries finish sooner, so that the last sub-query has
+the engine for itself. So the gain depends on the executors' engines. With `shared`, the executors
+of a question share an engine that serves only two calls at full speed, like a small or busy engine.
+With `alone`, every executor has full speed.
 """
 
 import asyncio
@@ -44,14 +45,13 @@ _PAIRS_AT_ONCE = 2
 _ANSWERS_PER_S = 100.0
 _FIRST_TOKEN_S = 0.05
 _SEARCHES_TWICE = 0.4
-"""Share of executors that search twice."""
+"""Share of executors that search twice; the others search once."""
 _ROLES = {role: {"max_tokens": 4096} for role in MODELS}
 _SETTINGS = re.compile(r"(\w+)=([\w.]+)")
 _QUERY = "<search>what is to be known of this in the passages that there are</search>"
 _REPORT = (
-    "<answer>what the passage says of it</answer>\n<evidence>Heat is a film by Michael "
-    "Mann, who was born in Chicago "
-    "in 1943, and this is the point that the answer rests on.</evidence>"
+    "<answer>what the passage says of it</answer>\n<evidence>Heat is a film by Michael Mann, who "
+    "was born in Chicago in 1943, and this is the point that the answer rests on.</evidence>"
 )
 
 
@@ -81,8 +81,8 @@ class Setting(Frozen):
     """Kind of the executors' engine: a key of `_ENGINES`."""
 
     def question(self, number: int) -> str:
-        """Return a question whose text contains this setting, which the simulated models read from
-        it. Questions with different numbers have no sub-query in common.
+        """Return a question whose text contains this setting, so that the simulated models can read
+        the setting. Questions with different numbers have no sub-query in common.
         """
         fields = {"number": number, **msgspec.structs.asdict(self)}
         return " ".join(f"{name}={value}" for name, value in fields.items())
@@ -100,7 +100,9 @@ class SettingTimes(Setting, kw_only=True):
 
 
 class Figures(Frozen):
-    """Times in all settings. A block of 4 sub-queries at 50 tokens per second is typical."""
+    """Times in all settings. A typical setting is a block of 4 sub-queries and a delegator that
+    writes 50 tokens per second.
+    """
 
     rows: list[SettingTimes]
 
@@ -189,8 +191,8 @@ class _Paced:
 
 
 def _written(text: str, speed: Callable[[], float]) -> Reply:
-    """Return a reply that streams `text` token by token, split roughly as a tokenizer does.
-    `speed`: returns the current number of tokens per second.
+    """Return a reply that streams `text` in pieces that are about as long as tokens. `speed`:
+    returns the current number of tokens per second.
     """
     tokens = re.findall(r"\s*(?:\w+|[^\w\s]+)", text)
     return Reply(tokens, _FIRST_TOKEN_S, lambda: 1 / speed())

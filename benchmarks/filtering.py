@@ -24,12 +24,12 @@ _CONCURRENCY = 32
 _HELD_OUT = 13
 """Seed of the held-out world."""
 _ARMS = {"unfiltered": ["--none"], "filtered": []}
-"""Arms of the experiment, named after their training trajectories, with the flags for `rolegate sft
-filter`.
+"""Arms of the experiment, named after the trajectories on which they train, with the flags for
+`rolegate sft filter`.
 """
 _MIX = "student_single=1000,teacher_single=500,teacher_multi=668"
-"""Max trajectories of each stratum, as in the paper. Both arms have these limits, so that their
-data differ in kind, but hardly in amount.
+"""Max trajectories of each stratum, as in the TBSS paper. Both arms have these limits, so that they
+train on different, but almost equally many trajectories.
 """
 
 
@@ -62,7 +62,7 @@ class Figures(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Train and evaluate both arms. Raises `RolegateError`."""
+    """Train and evaluate both arms. Raises `RolegateError` if a step fails."""
     config = load_config(preset("mini"))
     student = config.engines["executor"].path
     with work_folder(options.work) as work:
@@ -97,7 +97,7 @@ async def measure(options: Options) -> Figures:
 
 
 async def _roll_out(mini: MiniDeployment, folder: Path, world: World, count: int) -> None:
-    """Roll out `count` questions about a training world, which is written to `folder`."""
+    """Write a training world to `folder`, and roll out `count` questions about it."""
     export(world, folder, count)
     await run_sft(
         "rollout",
@@ -120,7 +120,9 @@ async def _trained(work: Path, arm: str, student: str) -> Path:
 
 
 def _config(mini: MiniDeployment, folder: Path) -> Path:
-    """Write a config for the world in `folder` with the running models, and return its path."""
+    """Write a config that uses the running models and the world in `folder`, and return the
+    config's path.
+    """
     file = folder / "rolegate.toml"
     of = msgspec.structs.replace(mini, of=over(mini.of, folder), retrieval="")
     of.config(file)

@@ -3,11 +3,11 @@ simulated models.
 
 The process listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its
 standard input is closed. DOUBLES name parts of the gateway to replace: `retriever` replaces the
-config's retrieval with one inside the process; `no-store` replaces the store with one that stores
-nothing.
+config's retrieval by a retriever inside the process; `no-store` replaces the store by a store that
+keeps nothing.
 
-The simulated models answer every question as if it had two hops. A run has 3 calls of the
-delegator, 2 sub-queries with 2 calls and one search each, and 1 call of the answerer.
+The simulated models answer every question in the same way: a run has 3 calls of the delegator, 2
+sub-queries, each with 2 calls of an executor and one search, and 1 call of the answerer.
 """
 
 import asyncio
@@ -98,7 +98,7 @@ async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, st
     """Start simulated models and a retrieval service in this process. Yield the server of the
     models, and the address of the retrieval service.
 
-    `behaviours`: how the models reply; by default, with `at_once`.
+    `behaviours`: how the models reply; by default, as `at_once` returns.
     """
     async with serving() as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))
@@ -154,7 +154,7 @@ def canned_config(
 
 
 Double = Literal["retriever", "no-store"]
-"""Replacement of a part of the gateway; see the module's docstring."""
+"""Replacement of a part of the gateway: `retriever` or `no-store`, as in the module's docstring."""
 
 
 def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child]:

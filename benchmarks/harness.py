@@ -33,7 +33,7 @@ _EXIT_S = 30.0
 
 
 class Check(Frozen):
-    """A condition that must hold, and whether it does."""
+    """A condition that must hold, and whether it was met."""
 
     check: str
     """The condition in words."""
@@ -86,7 +86,7 @@ class Child(Frozen):
 
     process: asyncio.subprocess.Process
     words: list[str]
-    """Words of the first line that the process printed."""
+    """Words of the first line that the process printed, such as its addresses."""
     watched: psutil.Process
     """Handle of the process, to measure its CPU time and memory."""
 
@@ -98,7 +98,8 @@ class Child(Frozen):
         self.process.stdin.write(line + b"\n")
         if not (reply := await self.process.stdout.readline()):
             raise RolegateError(
-                f"{' '.join(self.words)}: the process ended before its standard input was closed."
+                f"{' '.join(self.words)}: the process ended before its standard input was closed; "
+                "see its output."
             )
         return reply
 
@@ -120,7 +121,7 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     try:
         if not (line := await process.stdout.readline()):
             raise RolegateError(
-                f"{module} ended before it was ready (code {await process.wait()})."
+                f"{module} ended before it was ready (code {await process.wait()}); see its output."
             )
         yield Child(process, line.decode().split(), psutil.Process(process.pid))
     finally:
@@ -137,7 +138,7 @@ async def run_sft(command: str, *arguments: object) -> None:
     words = map(str, (sys.executable, "-m", "executor_sft", command, *arguments))
     process = await asyncio.create_subprocess_exec(*words, stdout=sys.stderr)
     if status := await process.wait():
-        raise RolegateError(f"rolegate sft {command} ended with status {status}.")
+        raise RolegateError(f"rolegate sft {command} ended with status {status}; see its message.")
 
 
 def cpu_s(process: psutil.Process) -> float:

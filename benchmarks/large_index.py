@@ -1,9 +1,10 @@
 """Measure time, memory, recall and speed of large indexes of several FAISS types.
 
 The first vectors are those of the passages in `--data`. Further vectors are synthetic: the vector
-of a passage plus half of the difference between two others, normalized. So they have clusters and
-directions like real vectors. The queries are the questions in `--data`. Measurements that are
-already in the folder `--out` are not repeated, and an interrupted build continues.
+of a passage plus half of the difference between the vectors of two other passages, normalized. So
+they have clusters and directions like real vectors. The queries are the questions in `--data`.
+Measurements that are already in the folder `--out` are not repeated, and an interrupted build
+continues.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ from serving.retrieval.searcher import IndexSearcher
 _SHIFT = 0.5
 _TOP_K = 5
 _ALONE = 100
-"""Number of queries with a single caller."""
+"""Number of queries that a single caller searches, one after the other."""
 _SAMPLE_S = 0.05
 _TIE = 1e-6
 
@@ -59,7 +60,7 @@ class Options(harness.Options):
     lists that suits the size of the index
     """
     memory_gb: float = 4.0
-    """max memory of an index in GiB, as the config key `retrieval.memory_gb`"""
+    """max memory for building an index in GiB, as in the config key `retrieval.memory_gb`"""
 
 
 class Measured(Frozen):
@@ -70,11 +71,11 @@ class Measured(Frozen):
     reading_s: float
     """Seconds to read the passages."""
     storing_s: float
-    """Seconds to compute the vectors, without a real embedder, and to write them."""
+    """Seconds to compute the vectors, without a real embedder (`_Synthetic`), and to write them."""
     filling_s: float
     """Seconds to train and fill the index, to measure its recall, and to publish it."""
     peak_gb: float
-    """Peak memory of the build without memory-mapped files, in GiB."""
+    """Peak memory of the build in GiB, without memory-mapped files."""
     filling_gb: float
     """Growth of the memory, up to its peak, while the index is trained and filled, in GiB."""
     index_gb: float
@@ -98,7 +99,9 @@ class Figures(Frozen):
 
 
 class _Synthetic:
-    """An `Embedder` that computes a passage's vector from the number at the start of its text."""
+    """An `Embedder` that computes a passage's vector from the number at the beginning of the
+    passage's text.
+    """
 
     identity = "synthetic"
     max_tokens = 100_000
@@ -149,8 +152,8 @@ def measure(options: Options) -> Figures:
 
 
 def _embed_once(options: Options, texts: Sequence[str]) -> None:
-    """Embed the passages and the questions and write their vectors to the folder `--out`, unless
-    they are already there.
+    """Embed the passages and the questions, and write the vectors to the folder `--out`, unless the
+    vectors are already there.
     """
     names = options.out / "questions.json"
     if names.exists():
@@ -164,8 +167,9 @@ def _embed_once(options: Options, texts: Sequence[str]) -> None:
 
 
 def _suited(factory: str, size: int) -> str:
-    """Return the factory string with a number of lists: about four times the square root of the
-    number of passages, but no more than the training allows.
+    """Return the factory string with the number of lists, which is added after IVF: about four
+    times the square root of the number of passages, but at most one list for every 39 passages, as
+    the training requires.
     """
     lists = 2 ** min(math.ceil(math.log2(4 * math.sqrt(size))), int(math.log2(size / 39)))
     return re.sub(r"IVF\b", f"IVF{lists}", factory)
@@ -242,7 +246,7 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
 
 
 def _recall(index: Index, exact: FaissIndex, queries: Vectors) -> dict[int, float]:
-    """Return, by `top_k`, the mean share of the exact search's hits that a search of the index
+    """Return, by `top_k`, the mean share of the hits of an exact search that a search of the index
     finds.
     """
     nearest = exact.search(queries, _TOP_K)

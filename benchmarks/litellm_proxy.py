@@ -21,7 +21,7 @@ from benchmarks.load import question
 from router.errors import RolegateError
 
 Ask = Callable[[int], Awaitable[object]]
-"""Asks the question with this number."""
+"""Function that asks the question with the given number."""
 _READY_S = 180
 _CONFIG = """
 model_list:
@@ -34,8 +34,8 @@ general_settings: {{dangerously_permit_weak_or_unset_master_key: true}}
 
 @asynccontextmanager
 async def completing(address: str) -> AsyncIterator[Ask]:
-    """Connect to the gateway at `address`. Yield a function that asks it for a completion by the
-    answerer.
+    """Connect to the gateway at `address`. Yield a function that requests a completion of the
+    answerer's model.
     """
     async with grpc.aio.insecure_channel(address) as channel:
         stub = CompletionServiceStub(channel)
@@ -50,8 +50,8 @@ async def completing(address: str) -> AsyncIterator[Ask]:
 
 @asynccontextmanager
 async def posting(base_url: str) -> AsyncIterator[Ask]:
-    """Connect to the OpenAI-compatible server at `base_url`. Yield a function that asks it for a
-    completion by the answerer.
+    """Connect to the OpenAI-compatible server at `base_url`. Yield a function that requests a
+    completion of the answerer's model.
     """
     async with aiohttp.ClientSession(raise_for_status=True) as session:
 

@@ -1,5 +1,5 @@
-"""Load generators, which send requests with a fixed number in flight or at a fixed mean rate, and a
-client that asks with a deadline and reports how the request ended.
+"""Load generators, which send requests with a fixed number in flight or at a fixed mean rate. A
+client that sends a request with a deadline and reports how it ended.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ ANSWERED = "answered"
 _STREAMS = 500
 """Max concurrent questions per connection; gateways allow 1,000."""
 _GRACE_S = 30.0
-"""Seconds that a client waits after the deadline, to measure how late the gateway is."""
+"""Seconds that a client waits beyond the deadline, to measure how late the gateway answers."""
 
 
 def question(number: int) -> str:
@@ -102,7 +102,7 @@ async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int
 
 
 class Order(Frozen):
-    """A load: the questions to ask, and their rate or the number in flight."""
+    """A load: the questions to ask, and either their rate or the number of questions in flight."""
 
     first: int
     """Number of the first question."""
@@ -115,7 +115,7 @@ class Order(Frozen):
 
 
 async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list[float]:
-    """Ask the questions of a load, and return the seconds that each took."""
+    """Ask the questions of a load, and return the seconds that each question took, in order."""
     numbers = range(order.first, order.first + order.questions)
     if order.per_s:
         return await at_rate(
@@ -128,7 +128,7 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
 
 
 class LoadResult(Frozen):
-    """How a question, or a request for a table, with a deadline ended."""
+    """How a request with a deadline, for an answer or a table, ended."""
 
     outcome: str
     """`answered`, or the reason of the gateway's error, or the gRPC status if there is no reason.
@@ -168,7 +168,8 @@ async def ask_until(
 
     The text is also the request id, so that the gateway recognizes a repeated text as the same
     request. `deadline_s`: seconds within which the gateway is configured to end the request; the
-    client waits longer, to measure delays. `hurried`: let the client give up at `deadline_s`.
+    client waits longer, to measure delays. `hurried`: True to let the client give up after
+    `deadline_s`.
     """
     begun = time.perf_counter()
     wait_s = deadline_s + (0.0 if hurried else _GRACE_S)
@@ -212,8 +213,8 @@ async def ask_until(
 def rows_of(table: Table) -> str:
     """Return a table as text, to compare tables: outcome, columns, and rows with their support.
 
-    Tokens and costs are removed, also in `table` itself, because a resumed run reports only its
-    own.
+    Tokens and costs are removed, also in `table` itself, because a resumed run does not report
+    those of the run that it resumes.
     """
     for row in table.rows:
         row.ClearField("tokens")

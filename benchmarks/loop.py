@@ -41,9 +41,10 @@ from serving.engines.versions import MANIFEST, verified, write_version
 from serving.terminal import complain
 
 Stage = Literal["before", "logged", "swap", "after", "degraded"]
-"""Stages in which questions are asked. `before`, `after`: held-out questions, with the untuned and
-with the trained executor. `logged`: questions whose runs are the training data. `swap`, `degraded`:
-while the gate decides about the trained and about the degraded version.
+"""Stages in which questions are asked. `before`: held-out questions, answered with the untuned
+executor. `logged`: questions whose runs are the training data. `swap`: while the gate decides about
+the trained version. `after`: held-out questions, answered with the trained version. `degraded`:
+while the gate decides about the degraded version.
 """
 ENDED = ("EXECUTOR_VERSION_STATE_ACTIVE", "EXECUTOR_VERSION_STATE_ROLLED_BACK")
 """States of a version after the gate's decision: promoted, or rolled back."""
@@ -53,13 +54,13 @@ _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
 """Max seconds to wait for the gate's decision after the last answer."""
 _CANARY_SHARE = 0.5
-"""Share of the questions that the canary works on. It is higher than the default, with which three
-fifths of the questions would not count as trials.
+"""Share of the questions that the canary works on. With the default, which is lower, three fifths
+of the questions would not count as trials.
 """
 _NOISE = 2
 """Standard deviation of the noise that degrades a version, relative to the standard deviation of
 the weights. At 1, the mini executor is as good as without noise; at 2, three quarters of its turns
-are right; at 3, none are.
+are right; at 3, no turn is right.
 """
 
 
@@ -168,7 +169,7 @@ class QuestionRunner(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Run the whole loop. Raises `RolegateError`."""
+    """Run the whole loop. Raises `RolegateError` if a step fails."""
     async with AsyncExitStack() as stack:
         work = stack.enter_context(work_folder(options.work))
         held_out, logged, tried, tried_degraded = _write_questions(work, options)

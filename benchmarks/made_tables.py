@@ -3,7 +3,7 @@ thresholds.
 
 Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as the
 questions of wide mini worlds. At each threshold of `--consistency`, the kept and the dropped tables
-are compared with the right rows. For a dropped table, the table is used that would have been made.
+are compared with the right rows. A dropped table is the table that would have been made.
 
 kept, dropped    number of tables
 good             share of these tables with an item F1 of at least 0.95
@@ -48,7 +48,7 @@ class Figures(Frozen):
     """Figures of the benchmark."""
 
     thresholds: dict[str, dict[str, float | None]]
-    """Value of each figure at each threshold, by the names of both."""
+    """Value of each figure at each threshold, by the figure's name and then by threshold."""
 
 
 def measure(options: Options) -> Figures:

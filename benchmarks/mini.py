@@ -1,5 +1,5 @@
-"""Measure the exact match on questions about an unseen mini world, over gRPC, with real vLLM and
-real retrieval, and how much of it each role loses.
+"""Measure the exact match on questions about an unseen mini world, and how much of it each role
+loses. Questions are asked over gRPC, with real vLLM and real retrieval.
 
 Each question is answered in three ways: by a whole run; with the right (gold) sub-queries given, so
 that only executor and answerer can fail; and with the right (gold) reports given, so that only the
@@ -90,7 +90,7 @@ class Figures(Frozen):
     """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
     """Share of right reports on gold sub-queries that need only one search. A report is right if
-    its answer is the gold answer.
+    its answer equals the gold answer.
     """
     tokens: list[RoleTokens]
 
@@ -100,7 +100,7 @@ class QuestionRun(Frozen):
 
     question: MiniQuestion
     run: answer_pb.AnswerResponse
-    """The run in which delegator, executor and answerer all did their work."""
+    """The whole run, in which delegator, executors and answerer all did their work."""
     rounds: tuple[tuple[str, ...], ...]
     """Sub-queries of `run`, by round."""
     gold_decomposition_answer: str
@@ -111,7 +111,8 @@ class QuestionRun(Frozen):
     """The executor's results on the gold sub-queries."""
 
     def delegation_turns(self) -> tuple[int, int]:
-        """Return the number of right delegator turns, and the number of judged ones.
+        """Return the number of the delegator's turns that are right, and the number of its turns
+        that were judged.
 
         A turn is right if its sub-queries follow from the reports that the delegator has seen, even
         if these reports are wrong. Turns after a wrong turn are not judged.

@@ -1,5 +1,5 @@
-"""The demo's models and retrieval, running outside of a gateway. So a benchmark can start and kill
-gateways that use them, without restarting the models.
+"""The demo's models and retrieval, running outside of a gateway, so that a benchmark can start and
+kill gateways without restarting the models.
 """
 
 from collections.abc import AsyncIterator, Mapping
@@ -27,8 +27,8 @@ class MiniDeployment(Frozen):
     """Running engines of the mini models, and a running retrieval service."""
 
     of: Config
-    """Config from which engines and retrieval were started: the preset `mini`, with the documents
-    of any world.
+    """Config from which engines and retrieval were started: the preset `mini`, in some benchmarks
+    with the documents of another world.
     """
     engines: Mapping[str, str]
     """Base URL of each engine, by name."""

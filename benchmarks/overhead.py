@@ -150,7 +150,9 @@ _FIGURES: dict[Part, list[Wanted]] = {
     ],
 }
 _NUMBERS_PER_ROUND = 1_000_000
-"""Size of the range of question numbers for each round."""
+"""Difference between the numbers of the first questions of two rounds. It exceeds the number of
+questions of a round, so that no question is asked in two rounds.
+"""
 _PER_S = 20.0
 _CONCURRENCY = 64
 _CALLS = 256
@@ -190,7 +192,7 @@ class Variant(Frozen):
 
     variant: str
     p50: float
-    """Median of the added time, in milliseconds; for the variant `memory`, median of the memory per
+    """Median of the added time, in milliseconds. For the variant `memory`: median of the memory per
     question in flight, in kB.
     """
     p99: float
@@ -283,7 +285,7 @@ class Bench(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Measure the chosen parts. Raises `RolegateError`."""
+    """Measure the chosen parts. Raises `RolegateError` if a process cannot be started or ends."""
     figures = list[Figure]()
     variants = list[Variant]()
     for part in options.parts or get_args(Part):

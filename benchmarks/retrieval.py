@@ -60,12 +60,15 @@ class Figures(Frozen):
     passages_per_s: float | None
     """Passages embedded and indexed per second, BM25 included; None if the index existed before."""
     queries_per_s: float
-    """Queries per second, embedded and ranked by all rankings, in one batch."""
+    """Queries per second that are embedded and ranked by all rankings; all queries are one batch.
+    """
     scores: list[RankingScores]
 
 
 def measure(options: Options) -> Figures:
-    """Measure accuracy and speed. Raises `BadCorpus`, `BadIndex` and the embedder's errors."""
+    """Measure accuracy and speed. Raises `BadCorpus` for invalid files, `BadIndex` for a bad index,
+    and the embedder's errors.
+    """
     embedder = MiniLM()
     partition = None
     if options.milvus:

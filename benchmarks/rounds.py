@@ -20,18 +20,18 @@ class Round(Frozen):
     """Measurements of one variant in one round."""
 
     values: list[float]
-    """A value for each question, in most cases in milliseconds."""
+    """Measured values, usually the milliseconds of each question; for the variant `memory`, kB."""
     cpu_ms: float = 0.0
     """CPU time per question, in milliseconds."""
 
 
 Metric = Callable[[Sequence[Round]], float]
-"""Computes a number from the rounds of a variant."""
+"""Function that computes a number from the rounds of a variant."""
 
 
 class Wanted(Frozen):
-    """A figure to compute, and its bounds. The figure is the metric of the variant `of`, divided by
-    the metric of the variant `to` if there is one.
+    """A figure to compute, and its bounds: the metric of the variant `of`, or, if `to` is not
+    empty, the metric of `of` divided by the metric of the variant `to`.
     """
 
     figure: str
@@ -75,7 +75,8 @@ async def in_turns(
     variants: Mapping[str, Callable[[int], Awaitable[Round]]], rounds: int
 ) -> dict[str, list[Round]]:
     """Measure each variant once in each round, and return the rounds of each variant. The first
-    round is a warm-up and left out. Every second round has the variants in reverse order.
+    round is a warm-up, which the result does not contain. Every second round has the variants in
+    reverse order.
 
     `variants`: functions that measure a variant, by name. They are called with the number of the
     round, which is 0 for the warm-up round.

@@ -1,1 +1,3 @@
-"""Baselines for role-factorized search: simpler ways to answer questions and to fill tables."""
+"""Baselines with which the gateway's search is compared: simpler ways to answer questions and to
+fill tables.
+"""

@@ -43,11 +43,11 @@ def role_alone(config: Config, prompt: str) -> RoleConfig:
 
 
 def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> ExecutorLimits:
-    """Return limits that allow a model that works alone as much as all roles of a factorized run
-    together.
+    """Return limits for a model that works alone. It may do as much as all roles of a factorized
+    run together.
 
-    The model may make as many searches as all executors that could be dispatched, and write as many
-    turns as these executors and the delegator together.
+    It may make as many searches as all executors that a run can dispatch, and write as many turns
+    as these executors and the delegator.
     """
     executor = executor_limits(config.search)
     dispatched = max_rounds * max_sub_queries
@@ -78,8 +78,8 @@ def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def agent_documents(passages: Sequence[Passage], last: bool) -> str:
-    """Return the message with a search's passages for a single agent. `last`: no searches are left,
-    so the message also asks for the answer.
+    """Return the message that shows a search's passages to a single agent. `last`: True if no
+    searches are left; the message then also asks for the answer.
     """
     return prompts.documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
 
@@ -94,8 +94,8 @@ SINGLE_AGENT = Form(
 
 
 class SingleAgent(Frozen):
-    """Answers questions with one model that searches by itself: "Direct Tool" of the paper (TBSS
-    4.1). Budgets of runs are not supported.
+    """Answers questions with one model that searches by itself: "Direct Tool" of the TBSS paper
+    (section 4.1). Budgets of runs are not supported.
 
     The paper does not state the limits of its single agent. Here, the agent may do as much as all
     roles of a factorized run together (`limits_alone`).
@@ -105,15 +105,15 @@ class SingleAgent(Frozen):
     retriever: IndexRetriever
     limits: ExecutorLimits
     require_evidence: bool = True
-    """Answer `NOT_FOUND` if no search found a passage, as `FactorizedSearch` does."""
+    """True to answer `NOT_FOUND` if no search found a passage, as `FactorizedSearch` does."""
     form: Form = SINGLE_AGENT
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
         """Answer `question`, and return the trajectory. It has one execution, with all searches.
 
         If the time for searching or the model's context runs out, the model gets one more turn, to
-        answer from the passages found so far. Raises `UpstreamError`, and `OutOfTime` if the run's
-        deadline passes.
+        answer from the passages found so far. Raises `UpstreamError` if the model's endpoint fails,
+        and `OutOfTime` if the run's deadline passes.
         """
         agent = Agent(self.role, self.retriever, self.limits, self.form)
         work = agent.begin(question)
@@ -154,8 +154,8 @@ def _trajectory(question: str, work: ContextWindow, outcome: AnswerOutcome) -> T
 
 
 async def _answer_now(agent: Agent, work: ContextWindow, context: RunContext) -> str:
-    """Ask the model for its answer without further searches, and return the answer. It is empty if
-    the model searches instead, or if the request does not fit into the model's context.
+    """Ask the model for its answer without further searches, and return the answer. The answer is
+    empty if the model searches instead, or if the request does not fit into the model's context.
     """
     work.close(agent.form.no_searches)
     try:
@@ -176,7 +176,9 @@ class NoRetrieval(Frozen):
     role: Role
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`, and return the trajectory. Raises `UpstreamError` and `OutOfTime`."""
+        """Answer `question`, and return the trajectory. Raises `UpstreamError` if the model's
+        endpoint fails, and `OutOfTime` if the run's deadline passes.
+        """
         messages = self.role.opening(prompts.request(question))
         try:
             async with asyncio.timeout_at(context.deadline):

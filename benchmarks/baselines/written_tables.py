@@ -28,7 +28,7 @@ from serving.config.config import RoleConfig
 
 Writing = Literal["wide_written", "wide_single"]
 """Way to write the table. `wide_written`: the answerer writes the table from the executors'
-reports. `wide_single`: the delegator's model works alone: it searches and writes the table.
+reports. `wide_single`: the delegator's model works alone; it searches, and writes the table.
 """
 SINGLE_WRITER = replace(SINGLE_AGENT, parse=parse_table_turn, stop=("</search>",))
 """Form of the turns in `wide_single`. `</answer>` is not a stop text, because a cell may contain
@@ -37,7 +37,7 @@ this text.
 
 
 def writing(runtime: Runtime, topology: Writing) -> Loop:
-    """Return a search whose answer is a whole table. Its limits are those of the gateway's runs
+    """Return a search whose answer is a whole table, with the same limits as the gateway's runs
     that fill tables.
     """
     config = runtime.config
@@ -76,7 +76,7 @@ async def written_table(
     context: RunContext,
 ) -> str | None:
     """Run `loop`, and return the table that it writes, as Markdown. Return None if no table was
-    written, or if the time ran out. Raises `UpstreamError`.
+    written, or if the time ran out. Raises `UpstreamError` if an endpoint fails.
     """
     context = replace(context, reporting=TABLE_REPORTING)
     names = ", ".join(map(described, columns))

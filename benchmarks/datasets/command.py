@@ -34,13 +34,14 @@ class Options(harness.Options):
     seed: int = 42
     """seed of the random sample"""
     out: Path | None = None
-    """write the drawn questions to this file, JSON lines"""
+    """write the drawn questions to this file (JSON lines)"""
     corpus: Path | None = None
-    """write all paragraphs that the question files contain to this file, as a corpus"""
+    """write all paragraphs that the question files contain to this file, as a corpus (JSON lines)
+    """
 
 
 class QuestionCounts(Frozen):
-    """Numbers of questions of a data set's split."""
+    """Numbers of questions in one split of a data set."""
 
     dataset: str
     split: str
@@ -62,11 +63,14 @@ class Overview(Frozen):
     passages: dict[str, int]
     """For each folder with a `corpus.jsonl`, the number of passages in it."""
     missing: dict[str, int]
-    """For the same folders, the number of supporting passages that `corpus.jsonl` lacks."""
+    """For each of these folders, the number of supporting passages that are not in `corpus.jsonl`.
+    """
 
 
 def measure(options: Options) -> Overview:
-    """Read and count questions, draw the sample, and write the files. Raises `RolegateError`."""
+    """Read and count questions, draw the sample, and write the files. Raises `BadCorpus` for an
+    invalid file.
+    """
     with _corpus(options.corpus) as pool:
         read = {path: list(_questions(path, pool)) for path in options.paths}
     questions = list(chain.from_iterable(read.values()))
@@ -115,8 +119,8 @@ def _counted(
 @contextmanager
 def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
     """Open the corpus file `path`, and yield a function that writes a passage to the file, unless
-    it was written before. The function needs only a few bytes of memory per passage. If `path` is
-    None, it does nothing.
+    the passage was written before. The function needs only a few bytes of memory per passage. If
+    `path` is None, the function does nothing.
     """
     if path is None:
         yield lambda _passage: None
@@ -134,7 +138,9 @@ def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
 
 
 def _questions(path: Path, pool: Callable[[Passage], None]) -> Iterator[BenchmarkQuestion]:
-    """Yield the questions of a file or folder. `pool`: called with each paragraph in the rows."""
+    """Yield the questions of a file or folder. `pool`: called with each paragraph that the rows
+    contain.
+    """
     for entry in read_entries(path):
         for passage in entry.passages:
             pool(passage)
@@ -143,7 +149,7 @@ def _questions(path: Path, pool: Callable[[Passage], None]) -> Iterator[Benchmar
 
 def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int]:
     """Return the number of passages in a corpus file, and the number of supporting passages of
-    `questions` that it lacks.
+    `questions` that are not in the file.
     """
     wanted = {passage for question in questions for passage in question.supporting}
     passages = 0

@@ -1,4 +1,4 @@
-"""Plain format to which the questions of all data sets are converted."""
+"""The plain format, to which questions of all data sets are converted."""
 
 import msgspec
 

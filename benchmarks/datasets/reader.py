@@ -46,8 +46,8 @@ def read_entries(path: Path) -> Iterator[Entry]:
     time.
 
     The format of each row is recognized by its fields (`FORMATS`). If a row does not name its data
-    set, the name of the format or of the folder is used. If it does not name its split, the split
-    is taken from the file's name, or else is `test`.
+    set, the name of the format or of the folder is used. If a row does not name its split, the
+    split is taken from the file's name, or else is `test`.
 
     Raises `BadCorpus`, with file and line, for the first row that cannot be used, and for a file
     without rows.
@@ -60,7 +60,9 @@ def read_entries(path: Path) -> Iterator[Entry]:
     number = 0
     for number, (where, row) in enumerate(_rows(file), 1):
         if not isinstance(row, dict):
-            raise BadCorpus(f"{where}: must be a JSON object.")
+            raise BadCorpus(
+                f"{where}: is not a JSON object; write one JSON object for each question."
+            )
         known = next(name for name, (field, _) in FORMATS.items() if not field or field in row)
         try:
             plain, passages = FORMATS[known][1](row)
@@ -92,7 +94,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
 
 
 class _CommonFields(Frozen):
-    """Fields of the plain format, to which the fields of other formats are renamed."""
+    """Fields of the plain format. Fields of other formats are renamed to these."""
 
     question: str
     id: str | int | None = None
@@ -193,7 +195,9 @@ def _musique(row: Mapping[str, Any]) -> _Read:
 
 
 def _popqa(row: Mapping[str, Any]) -> _Read:
-    """Read a row of PopQA (Mallen et al., 2023), where the answers are a string of JSON."""
+    """Read a row of PopQA (Mallen et al., 2023), in which the answers are a list, encoded as JSON
+    in a string.
+    """
     return _flat(
         {**row, "answers": msgspec.json.decode(msgspec.convert(row.get("possible_answers"), str))}
     )
@@ -211,8 +215,8 @@ def _browsecomp(row: Mapping[str, Any]) -> _Read:
 
 
 def _decrypted(text: Any, canary: str) -> str:
-    """Return a text that is XORed with the repeated SHA-256 hash of `canary`, and then encoded in
-    Base64.
+    """Decrypt a text that was XORed with the repeated SHA-256 hash of `canary`, and then encoded in
+    Base64. Raises `ValidationError` if it cannot be decrypted.
     """
     key = hashlib.sha256(canary.encode()).digest()
     try:
@@ -251,8 +255,9 @@ FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "miniworld": ("rounds", _mini_world),
     "plain": ("", _flat),
 }
-"""For each format, a field by which rows are recognized, and the function that reads a row. A row
-has the first format, in this order, whose field it has; the last format fits every row.
+"""For each format, the field that identifies its rows, and the function that reads a row. Formats
+are tried in this order; a row has the first format whose field it contains. The last format fits
+every row.
 """
 
 

@@ -4,7 +4,7 @@ loss) in miniature. A lead agent and its readers share a model of about 60,000 p
 A world has eight pages, each with a topic and some items. The lead sees the topics of the pages and
 the wanted topic, and dispatches readers to pages, in two turns. Each reader sees its page, and
 reports items. A run's reward is the F1 of all reported items against the items of the wanted topic.
-The start model was first trained to do this carelessly, so that it explores.
+The start model was first trained to do this with many mistakes, so that it explores.
 
 With the same seed, all variants train from the same start model, with the same number of runs. Two
 variants imitate the best of eight runs instead of learning by reinforcement.
@@ -44,7 +44,7 @@ _LEAD_TURNS = 2
 """Number of turns of the lead in a run."""
 _WORLDS = 8
 _GROUP = 8
-"""Number of worlds per step, and of runs on each world."""
+"""Number of worlds per step (`_WORLDS`), and number of runs on each world (`_GROUP`)."""
 _TAUGHT = 300
 """Number of updates that train the start model."""
 _TURNS = 64
@@ -95,18 +95,21 @@ class Options(harness.Options):
     only: tuple[str, ...] = ()
     """names of the variants to train (default: all)"""
     picture: Path | None = None
-    """write a picture of reward and readers over the steps to this PNG file"""
+    """write a picture of F1 and number of readers over the steps to this PNG file"""
 
 
 class Scores(Frozen):
-    """Figures of a model on unseen worlds. All but `greedy_f1` are at temperature 1."""
+    """Figures of a model on unseen worlds. The runs are sampled at temperature 1, except for
+    `greedy_f1`.
+    """
 
     f1: float
     greedy_f1: float
     readers: float
     """Mean number of readers per run."""
     useful: float
-    """Share of the readers that are the first on a page of the wanted topic."""
+    """Share of the readers that are on a page of the wanted topic, and are the first reader there.
+    """
 
 
 class VariantScores(Scores):
@@ -117,7 +120,7 @@ class VariantScores(Scores):
 
 
 class Figures(Frozen):
-    """Figures of the start, and of all variants."""
+    """Figures of the start model, and of all variants."""
 
     parameters: int
     runs: int

@@ -25,7 +25,7 @@ _LINES = 6
 """Number of lines of a page. A line is a pair of a topic and an item."""
 PROMPT_TOKENS = 2 + 2 * PAGES
 MAX_TOKENS = 6
-"""Max tokens of a turn, with the token that ends it."""
+"""Max tokens of a turn, including `STOP`, the token that ends it."""
 
 
 class World(Frozen):
@@ -109,7 +109,7 @@ class Run:
 
     @property
     def f1(self) -> float:
-        """F1 of the reported items."""
+        """F1 of the reported items against `World.gold`."""
         gold = self.world.gold
         tokens = (token for _, turn in self.readers for token in turn.tokens)
         reported = {token - _ITEM for token in tokens if token >= _ITEM}

@@ -38,7 +38,9 @@ _NUMBER = re.compile(rb"film number (\d+)")
 
 
 def together_s(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that are covered by at least one span. A span is a pair (start, end)."""
+    """Return the seconds that are covered by at least one span. A span is a pair (start, end) of
+    times in seconds.
+    """
     sum_s = 0.0
     until = 0.0
     for begin, end in sorted(spans):

@@ -50,9 +50,9 @@ class PipelineCompletion(msgspec.Struct):
 
 
 Call = Callable[[dict[str, Any], str], Awaitable[PipelineCompletion]]
-"""Makes a model call; takes the body of the request and its request id."""
+"""Function that makes a model call. It takes the body of the request and the request id."""
 Search = Callable[[str], Awaitable[Sequence[Passage]]]
-"""Returns the passages for a query."""
+"""Function that returns the passages for a query."""
 
 
 class PipelineLog:
@@ -105,7 +105,8 @@ class Pipeline:
 
     async def answer(self, question: str) -> AnswerResponse:
         """Answer a question as the gateway does: delegate, let executors search, and answer from
-        their reports. When the method returns, the run is on disk. Raises `RolegateError`.
+        their reports. When the method returns, the run is on disk. Raises `RolegateError` if a
+        model call fails or its output is malformed.
         """
         begun = time.monotonic_ns()
         run = AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
@@ -175,7 +176,9 @@ class Pipeline:
         completion = await self._call(body, name)
         self._log.write(name, completion, time.time())
         if completion.finish_reason != "stop" or not completion.prompt_tokens:
-            raise RolegateError(f"{name}: cut off or without usage; raise MAX_TOKENS: {completion}")
+            raise RolegateError(
+                f"{name}: the reply was cut off or has no usage; raise MAX_TOKENS: {completion}"
+            )
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens
         return completion.text
@@ -194,7 +197,9 @@ def _inside(tag: str, text: str) -> str:
 def _required(tag: str, text: str) -> str:
     """Return the text inside the element with this tag. Raises `RolegateError` if there is none."""
     if not (content := _inside(tag, text)):
-        raise RolegateError(f"a model must write <search> or <{tag}>, but wrote {text!r}")
+        raise RolegateError(
+            f"a model must write <search> or <{tag}>, but wrote {text!r}; correct `canned`"
+        )
     return content
 
 

@@ -141,7 +141,9 @@ class _Connection(asyncio.Protocol):
             if status == 200:
                 self._reply.set_result(body)
             else:
-                self._reply.set_exception(RolegateError(f"HTTP {status}: {body!r}"))
+                self._reply.set_exception(
+                    RolegateError(f"the model replied with HTTP status {status}: {body!r}")
+                )
 
 
 class PushCalls:
@@ -161,7 +163,7 @@ class PushCalls:
 
     async def __call__(self, body: dict[str, Any], name: str) -> PipelineCompletion:
         """Make a model call. `body`: body of the request. `name`: id of the request. Raises
-        `RolegateError` and `OSError`.
+        `OSError` if the connection cannot be opened, and the errors of `_Connection.send`.
         """
         data = msgspec.json.encode(body | _STREAMED)
         while self._idle and self._idle[-1].transport.is_closing():

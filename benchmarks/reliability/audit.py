@@ -22,15 +22,15 @@ _REACHED = {*COMPLETE_OUTCOMES, "refused", "content_refused", "protocol_error"}
 
 
 class Audit(Frozen):
-    """Figures about the content of the store, and violations of conditions."""
+    """Figures about the content of the store, and violations of the conditions that must hold."""
 
     rows: dict[str, int]
     """Number of calls in the ledger, by outcome."""
     resumed: int
     """Number of runs that resumed an interrupted run."""
     in_flight: int
-    """Number of calls that a resumed run had to repeat, because they were in flight when the
-    gateway was killed.
+    """Number of calls that resumed runs had to repeat, because they were in flight when the gateway
+    was killed.
     """
     wrong: dict[str, list[str]]
     """For each condition, the runs and calls that violate it; empty if there are none."""
@@ -96,8 +96,8 @@ def compared(
 
 
 def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
-    """Return the ids of lost runs: a client received the answer, but the store does not have the
-    run as finished with the same numbers of calls and tokens.
+    """Return the ids of lost runs. A run is lost if a client received its answer, but the store
+    does not have it as finished, with the same numbers of calls and tokens.
     """
     tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
     summed = select(
@@ -118,9 +118,9 @@ def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
 def _made_again(
     run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the calls of a resumed run that repeat a call of an earlier run that it resumes, as
-    pairs (call, True if the earlier call had completed). Calls are equal if they send the same
-    conversation. `shown`: conversation of each call, by request id.
+    """Yield the calls of a resumed run that repeat a call of an earlier run which it resumes. Each
+    item is (request id of the call, True if the earlier call had completed). Two calls are equal if
+    they send the same conversation. `shown`: conversation of each call, by request id.
     """
     completed = dict[bytes, bool]()
     earlier = runs.get(run.resumed_from)
@@ -158,7 +158,7 @@ def checks_of(
 
 
 def named(names: Sequence[str]) -> str:
-    """Return a text with the first three names and the number of further ones; `none` if there are
+    """Return a text with the first three names and the number of further names; `none` if there are
     no names.
     """
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""

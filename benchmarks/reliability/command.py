@@ -116,7 +116,7 @@ class Figures(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Run the chosen parts. Raises `RolegateError`."""
+    """Run the chosen parts. Raises `RolegateError` if a gateway or upstream cannot be started."""
     checks = list[Check]()
     parts = list[PartFigures]()
     for part in options.parts:
@@ -209,8 +209,8 @@ async def _killed(bed: TestBed, options: Options) -> list[Check]:
 
 
 async def _compared_tables(bed: TestBed, options: Options) -> Check:
-    """Fill each table again, without faults and kills. Return a check that all tables are the same
-    as before.
+    """Fill each table again, without faults and kills. Return a check that each table equals the
+    table that was filled before.
     """
     async with gateway(bed.config) as process, AsyncClient(process.words[0]) as client:
 

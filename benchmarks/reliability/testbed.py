@@ -46,7 +46,9 @@ _CUT: tuple[Fault, ...] = ("cut",)
 token counts inject only this fault, because it does not falsify the counts.
 """
 _AGAIN_SHARE = 0.5
-"""Share of the interrupted questions that are asked again."""
+"""Share of the interrupted questions that are asked again; interrupted tables are always requested
+again.
+"""
 _HURRIED_SHARE = 0.2
 """Share of the questions for which the client sets a shorter deadline than the gateway."""
 _MIN_S = 0.5
@@ -63,7 +65,7 @@ class Conditions(Frozen):
     timeout_s: float
     """Deadline of the gateway for a request, in seconds."""
     faults: tuple[Fault, ...] = _CUT
-    """Kinds of faults."""
+    """Kinds of faults that are injected."""
     pace: float = 0.0
     """Speed of simulated models, in tokens per second; 0 for no delay."""
     columns: str = ""
@@ -189,7 +191,9 @@ async def opened_bed(
 
 
 _Upstreams = tuple[Path, list[FaultProxy], list[FaultPlan], Iterator[str]]
-"""Config of the gateway, proxies of its models, fault plans of its retrieval, and questions."""
+"""Path of the gateway's config, proxies in front of its models, fault plans of its retrieval, and
+questions to ask.
+"""
 
 
 async def _canned(

@@ -22,7 +22,7 @@ from serving.config.file import load_config
 from serving.topologies import manager_configs
 
 _ENDPOINT = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extra_body")
-"""Keys of a role that say where its model is served, not how the role works."""
+"""Keys of a role that describe where its model is served, and how requests are sent there."""
 
 
 class SweepCell(Frozen):
@@ -78,7 +78,9 @@ class SweepCell(Frozen):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return everything that determines the cell's model calls, as JSON values."""
+        """Return everything that determines the cell's model calls, as values that can be encoded
+        as JSON.
+        """
         in_cell = {f"{name}, here": role for name, role in self.roles.items()}
         judge = self.config.distillation.judge
         return {
@@ -137,7 +139,7 @@ def _with_models(
     executor: str | None,
 ) -> Config:
     """Return the config with the models of a cell. `executor`: None to keep the config's executor.
-    Raises `BadConfig`, with the name of the cell, if the result is not valid.
+    Raises `BadConfig`, with the name of the cell, if the resulting config is not valid.
     """
     models = {"delegation": backbone} | ({"execution": executor} if executor else {})
     roles = {
@@ -164,12 +166,14 @@ def _in_role(
     try:
         return msgspec.convert(described | model.settings, RoleConfig)
     except msgspec.ValidationError as error:
-        raise BadConfig(f"models.{name}.settings: {error}") from None
+        raise BadConfig(
+            f"models.{name}.settings: {error}; write keys of a role of the config."
+        ) from None
 
 
 def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCell]]:
-    """Return the cells in groups. The engines of a group run at the same time, so that its cells
-    share engines, which start slowly.
+    """Return the cells in groups. All engines of a group run at the same time, so that an engine,
+    which starts slowly, is started once for all cells of the group.
 
     Each cell joins the first group that then needs at most `at_once` engines; if there is none, it
     starts a new group.

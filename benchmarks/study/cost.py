@@ -40,7 +40,9 @@ _SHOWN = (
 
 
 class _Instead(NamedTuple):
-    """Another model for a role. `token_share`: factor by which the number of tokens changes."""
+    """Another model for a role. `token_share`: factor by which the numbers of tokens are
+    multiplied.
+    """
 
     model: str
     token_share: float = 1.0
@@ -105,8 +107,8 @@ class CostReport(Frozen):
 
 async def measure(options: Options) -> CostReport:
     """Return the recorded cost of the runs, and the estimate of their cost with other models.
-
-    Raises `BadConfig` and `StoreFailed`.
+    Raises `BadConfig` for bad options or an unknown price, and `StoreFailed` if the store cannot be
+    read.
     """
     prices: dict[str, Price] = {}
     if options.prices:
@@ -161,12 +163,12 @@ def _costs(
 
 
 async def _booked(url: str) -> tuple[int, list[RoleTotal]]:
-    """Return the number of runs in a store, and their totals by role, model and manager. Deleted
-    runs are included.
+    """Return the number of runs in a store, and the totals of their calls by role, model and
+    manager. Deleted runs are included.
     """
     file = url.removeprefix("sqlite:///")
     if file != url and not Path(file).expanduser().exists():
-        raise BadConfig(f"--store {url}: there is no such file; name the store of a gateway.")
+        raise BadConfig(f"--store {url}: this file does not exist; name the store of a gateway.")
     async with opened(url) as database:
         report = await SQLUsages(database).usage(UsageQuery(by=("role", "model", "manager")))
     return report.runs, msgspec.convert(report.rows, list[RoleTotal], from_attributes=True)
@@ -176,8 +178,8 @@ def _price(model: str, prices: Mapping[str, Price]) -> Price:
     price = prices.get(model) or listed_price(model)
     if price is None:
         raise BadConfig(
-            f"{model}: unknown price; add the model to the file of --prices, or install the extra "
-            "litellm, which has a price table."
+            f"{model}: its price is unknown; add the model to the file of --prices, or install the "
+            "extra litellm, which has a table of prices."
         )
     return price
 

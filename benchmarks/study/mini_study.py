@@ -1,6 +1,6 @@
-"""Run the paper's study in miniature (TBSS 4.2 to 4.4). Models of three sizes work as backbones, as
-executors and as single agents, on questions about two unseen mini worlds, with real vLLM and real
-retrieval.
+"""Run the study of the TBSS paper (sections 4.2 to 4.4) in miniature. Models of three sizes work as
+backbones, as executors and as single agents, on questions about two unseen mini worlds, with real
+vLLM and real retrieval.
 
 The models are part of the project; docs/LOG.md describes their training. After an interruption, the
 same command with the same folder resumes the study.
@@ -41,7 +41,7 @@ class Options(harness.Options):
     questions: Count = 75
     """number of questions per world"""
     rollouts: Count = 4
-    """number of answers to each question by each configuration"""
+    """number of answers to each question with each configuration"""
     world: Kind = "mini"
     """kind of the worlds: mini (on which the shipped models were trained), or compositional (with
     nested questions)
@@ -51,7 +51,9 @@ class Options(harness.Options):
 
 
 async def measure(options: Options) -> sweep.Figures:
-    """Write worlds and plan, run the sweep, and write the report. Raises `RolegateError`."""
+    """Write worlds and plan, run the sweep, and write the report. Raises `BadConfig` if a model is
+    missing, and the errors of the sweep.
+    """
     plan = write_study(options)
     results = plan.parent / "results"
     figures = await sweep.measure(sweep.Options(plan=plan, out=results))

@@ -1,4 +1,6 @@
-"""Pictures of a report: Fig. 2 and Fig. 3 of the paper (TBSS 4.5), drawn from a sweep's results."""
+"""Pictures of a report: Fig. 2 and Fig. 3 of the TBSS paper (section 4.5), drawn from a sweep's
+results.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,13 +16,15 @@ from serving.files import save_picture
 _COLORS = {"execution": "#2166ac", "delegation": "#b2182b"}
 _INTERVAL = 1.96
 _DPI = 130
-"""Half-width of a 95 % interval, in standard errors."""
+"""`_INTERVAL`: half-width of a 95 % interval, in standard errors. `_DPI`: resolution of the
+pictures.
+"""
 Picture = tuple[Path, str]
 """Path of a PNG file, and the picture's caption."""
 
 
 def pictures(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw all figures for which the sweep has results into `folder`, and yield them."""
+    """Draw all figures for which the sweep has results, write them to `folder`, and yield them."""
     yield from _sensitivity(study, folder)
     yield from _frontiers(study, folder)
 

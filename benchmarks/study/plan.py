@@ -23,20 +23,20 @@ ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 class StudyModel(Frozen, forbid_unknown_fields=True, kw_only=True):
     """A model that can work in several roles.
 
-    Keys that are missing in `settings` are taken from the config's role, except for the endpoint:
-    if `settings` names another model than the role, it must also have `engine` or `base_url`,
-    unless the model is called through LiteLLM.
+    Keys that are missing in `settings` are taken from the config's role. But if `settings` names
+    another model than the role, the keys of the endpoint are not taken: `settings` must then have
+    `engine` or `base_url`, unless the model is called through LiteLLM.
     """
 
     settings: dict[str, Any] = {}
-    """Keys of `[roles.*]`, for every role in which the model works. A model that needs different
-    keys in two roles is listed twice, with two names.
+    """Keys of the config's `[roles.*]`, which apply in every role in which the model works. A model
+    that needs different keys in two roles is listed twice, with two names.
     """
     adapter: str | None = None
     """Folder of a LoRA adapter for the model of the config's `[roles.execution]`."""
     parameters: float | None = None
-    """Number of parameters, for the horizontal axis of Fig. 2. If it is missing, models are placed
-    in the order of the plan.
+    """Number of parameters: the position of the model in Fig. 2 of the report. If it is missing,
+    models are placed in the order of the plan.
     """
 
 
@@ -44,12 +44,14 @@ class Pairs(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Configurations to run: each backbone is combined with each executor."""
 
     backbone: Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Names of the backbones among the plan's models."""
+    """Names of the backbones, which are keys of the plan's `models`."""
     executor: tuple[str, ...] = ()
-    """Names of the executors among the plan's models; empty if the backbone works alone."""
+    """Names of the executors, which are keys of the plan's `models`; empty if the backbone works
+    alone.
+    """
     topology: Literal["factorized", "host", "single_agent", "no_retrieval"] = "factorized"
-    """Topology, which sets which agents search and answer. In `single_agent` and `no_retrieval`,
-    the backbone works alone.
+    """Topology: which agents search and answer. In `single_agent` and `no_retrieval`, the backbone
+    works alone.
     """
     prompt: str | None = None
     """File with the system prompt of a model that works alone; None for the shipped prompt."""
@@ -94,7 +96,7 @@ def read_plan(path: Path) -> Plan:
         text, _, where = str(error).partition(" - at `$")
         raise BadConfig(f"{path}: {where.strip('`').lstrip('.') or 'the file'}: {text}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: this file is not TOML: {error}") from None
+        raise BadConfig(f"{path}: is not valid TOML ({error}); correct the file.") from None
     for name, model in plan.models.items():
         if model.adapter and model.settings:
             raise BadConfig(
@@ -108,8 +110,8 @@ def read_plan(path: Path) -> Plan:
 
 
 def _problem(pairs: Pairs, plan: Plan) -> str | None:
-    """Return the problem of a plan's entry, as a text that begins with the key; None if the entry
-    is valid.
+    """Return what is wrong with an entry of `pairs`, as a text that begins with the key; None if
+    the entry is valid.
     """
     for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):
         for name in names:

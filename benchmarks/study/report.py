@@ -1,8 +1,8 @@
-"""Write a report about a sweep: the paper's tables and figures (TBSS 4) with the sweep's results,
-and costs and losses by role.
+"""Write a report about a sweep: the tables and figures of the TBSS paper (section 4) with the
+sweep's results, and costs and losses by role.
 
-The report is written as Markdown with PNG pictures, and as JSON. The numbers published in the paper
-follow at the end, in separate tables.
+The report is written as Markdown with PNG pictures, and as JSON. At the end, separate tables have
+the numbers that the paper published.
 """
 
 from pathlib import Path
@@ -71,7 +71,9 @@ def measure(options: Options) -> Figures:
 
 
 def _lead(study: Study) -> str:
-    """Return the first paragraph: the extent of the sweep, and limits of its conclusions."""
+    """Return the first paragraph of the report: the size of the sweep, and warnings about its
+    results.
+    """
     count = len(study.plan.question_ids)
     rows = sum(len(cell.rows) for cell in study.cells)
     configurations = (

@@ -15,7 +15,7 @@ from router.trace.call import RoleTotal, added
 
 RESULTS = "results.jsonl"
 PLAN = "plan.json"
-ADVICE = "remove this line; the same sweep then makes it again"
+ADVICE = "remove this line; the same sweep then makes this rollout again"
 
 
 class QuestionResult(Frozen, kw_only=True):
@@ -123,8 +123,8 @@ class Study(Frozen):
 
     @property
     def pairs(self) -> list[CellRows]:
-        """Return the cells in which a backbone delegates to executors without managers, ordered by
-        backbone and then by executor, each from the smallest to the largest.
+        """Return the cells in which a backbone delegates to executors without managers. They are
+        ordered by backbone and then by executor, each in the order of the plan's models.
         """
         places = {name: number for number, name in enumerate(self.plan.parameters)}
         pairs = [cell for cell in self.cells if cell.topology == "factorized"]
@@ -132,12 +132,12 @@ class Study(Frozen):
 
     def sweeps(self, *, backbones: bool) -> list[tuple[str, dict[str, CellRows]]]:
         """Return series of cells in which the model of one role varies and the other model is
-        fixed. An item is the name of the fixed model, and at least two cells, by the name of the
-        varying model.
+        fixed. Each series is the name of the fixed model, and a mapping with at least two cells by
+        the name of the varying model.
 
         `backbones`: True to vary the backbone for each executor, False to vary the executor for
-        each backbone. The series with the most models is first; among equally long series, the one
-        with the smallest executor or the largest backbone.
+        each backbone. The series with the most models is first. Of equally long series, the series
+        with the smallest executor or the largest backbone is first.
         """
         groups: dict[str, dict[str, CellRows]] = {name: {} for name in self.plan.parameters}
         for cell in self.pairs:
@@ -152,8 +152,8 @@ class Study(Frozen):
 
 
 def read_study(folder: Path) -> Study:
-    """Return the results of the sweep in a folder. Raises `BadConfig` if there are none, or if a
-    file is invalid.
+    """Return the results of the sweep in a folder. Raises `BadConfig` if there are no results, or
+    if a file is invalid.
     """
     plan = read_json(folder / PLAN, KeptPlan, "name the folder of a sweep made by this release")
     asked = frozenset(plan.question_ids)

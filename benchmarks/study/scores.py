@@ -15,8 +15,8 @@ METRICS: Mapping[str, Callable[[QuestionResult], float]] = {
     "F1": lambda row: row.f1,
     "Judge": lambda row: row.accepted is True,
 }
-"""Metrics of the paper, by name. EM and F1 are computed as in the official scripts of SQuAD and
-HotpotQA. An answer counts as wrong if the judge's reply could not be parsed.
+"""Metrics of the TBSS paper, by name. EM and F1 are computed as in the official scripts of SQuAD
+and HotpotQA. An answer counts as wrong if the judge's reply could not be parsed.
 """
 
 

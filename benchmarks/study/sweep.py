@@ -2,8 +2,8 @@
 
 A rollout is one answer to one question. After an interruption, the same command resumes: no rollout
 runs twice, and no completed model call is paid for again. A sweep may also grow: if its plan gets
-more rollouts, a higher limit or more pairs, the same command runs the missing rollouts. So begin
-with a low limit, to see what an answer costs.
+more rollouts, a higher limit or more pairs, the same command runs the missing rollouts. Begin with
+a low limit, to see what an answer costs.
 """
 
 import time
@@ -45,11 +45,11 @@ CELLS = "cells"
 CALLS = "calls.jsonl"
 JUDGEMENTS = "judgements.jsonl"
 _LOOKED_AT = 20
-"""Number of passages per query in which the right answer is searched, to find the role that lost
-it.
+"""Number of passages per query that are searched for the right answer, to find the role that caused
+a wrong answer.
 """
 Task = tuple[BenchmarkQuestion, int]
-"""A rollout to run: the question, and the number of the rollout from 0."""
+"""A rollout to run: the question, and the number of the rollout, from 0."""
 
 
 class Options(harness.Options):
@@ -72,7 +72,9 @@ class Figures(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Run all rollouts of the plan that are not finished yet. Raises `RolegateError`."""
+    """Run all rollouts of the plan that are not finished yet. Raises `BadConfig` or `BadCorpus` if
+    the plan is invalid, and the errors of `Sweep.run`.
+    """
     plan = read_plan(options.plan)
     cells = cells_of(plan)
     step = begin(options.out, plan, cells)
@@ -156,7 +158,7 @@ class Sweep(Frozen):
     rows: JsonlFile[QuestionResult]
     log: Log
     on_rollout: Callable[[], None]
-    """Called after each rollout, including failed ones."""
+    """Called after each rollout, also if it failed."""
     ray: str | None
     """See `Options.ray`."""
 
@@ -197,7 +199,9 @@ class Sweep(Frozen):
         return failed
 
     def check_index(self, index: str | None) -> None:
-        """Raise `BadConfig` if earlier results were made with another index than `index`."""
+        """Raise `BadConfig` if earlier results were made with another index. `index`: id of the
+        index that is used now.
+        """
         if others := {row.index for row in self.rows} - {index}:
             raise BadConfig(
                 f"{self.rows.path}: the results come from the index {others.pop()!r}, but the "
@@ -236,8 +240,9 @@ async def ask(
     """Let a cell answer a question once, and return the result with its scores.
 
     `judge`: judge of the answer; None for the runtime's judge. `runtime`: runtime with the cell's
-    config. Raises `UpstreamError` and `OutOfTime` if an endpoint fails, since this is not the
-    model's fault, and `StoreFailed` if the call cache cannot be written.
+    config. Raises `UpstreamError` if an endpoint fails and `OutOfTime` if the run takes too long,
+    since these are not wrong answers of the model. Raises `StoreFailed` if the call cache cannot be
+    written.
     """
     question, rollout = task
     judge = judge or runtime.judge

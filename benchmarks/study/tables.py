@@ -1,6 +1,6 @@
-"""Tables of a report: the paper's Tables 1 to 5 (TBSS 4) with a sweep's results, and further tables
-with scores, costs, losses and differences. The numbers published in the paper are in separate
-tables.
+"""Tables of a report: Tables 1 to 5 of the TBSS paper (section 4) with a sweep's results, and
+further tables with scores, costs, losses and differences. The numbers that the paper published are
+in separate tables.
 """
 
 from collections import Counter
@@ -32,8 +32,8 @@ _COSTS = (
 )
 _TOKENS = "Our results, per answer, without the judge's tokens."
 _LOSSES = (
-    "Our results. The role that lost a wrong answer is found by where in the run the right answer "
-    "still occurs. Percentages are shares of the traced wrong answers, for which this is known."
+    "Our results. The role that caused a wrong answer is found by where in the run the right "
+    "answer still occurs. Percentages are shares of the traced wrong answers, whose role is known."
 )
 _DIFFERENCES = (
     "Our results, in points of 100. Intervals are from a bootstrap over questions, paired by "
@@ -100,9 +100,9 @@ def tables_of(study: Study) -> list[ReportTable]:
 
 
 def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
-    """Return the columns with a cell's scores: one for each data set, if there are several, and
-    then micro averages. As in the paper, the score of a data set is the judge's; without a judge,
-    the exact match. `cells`: all cells of the table.
+    """Return the columns with a cell's scores: a column for each data set, if there are several,
+    and then columns with micro averages. As in the paper, the score of a data set is the judge's;
+    without a judge, the exact match. `cells`: all cells of the table.
     """
     rows = [row for other in cells for row in other.rows]
     names = metrics_of(rows)

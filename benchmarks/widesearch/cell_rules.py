@@ -65,7 +65,7 @@ def official_score(
     """Return the score of a cell, 0 or 1, by one of WideSearch's metrics.
 
     `response`, `target`: the response's cell and the gold cell, both after preprocessing. Raises
-    `ValueError` and `TypeError` in the same cases as WideSearch's evaluator.
+    `ValueError` or `TypeError` for the same cells as WideSearch's evaluator.
     """
     match metric:
         case "number_near":

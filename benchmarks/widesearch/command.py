@@ -1,10 +1,10 @@
 """Score tables on the tasks of WideSearch, or on tasks in its format, by WideSearch's own rules and
 by stricter rules.
 
-Responses are read from a file. Responses that the file does not have yet are requested: with
+Responses are read from a file. Responses that are not in the file yet are requested and added: with
 --address, from a gateway; with --topology wide_written or wide_single, from the models of --config.
 Each task gets N responses (--runs N). Avg@N is the mean of their scores, and Max@N the best score.
-So Max@N of the metric success says whether any response is fully right (Pass@N).
+Max@N of the metric success is therefore the share of tasks with a fully right response (Pass@N).
 """
 
 from collections import Counter
@@ -52,14 +52,14 @@ from serving.files import write_atomically
 from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
-"""Reasons of gateway errors that count as a response without a table. Repeating the request would
-give the task more attempts than others.
+"""Reasons of gateway errors that count as a response without a table. The request is not repeated,
+because the task would then have more attempts than other tasks.
 """
 _FENCED = "```markdown\n{}```"
 PAGE = "report.md"
 _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
-"""Functions that combine the scores of the responses to a task, by name."""
+"""Functions that combine the scores of all responses to a task, by name."""
 _NOTE = (
     "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over groups of tasks "
     "that share entities (`group` in tasks.jsonl; a task without one is a group alone)."
@@ -92,7 +92,7 @@ class Options(harness.Options, kw_only=True):
     judge: bool = False
     """compare cells and column names with the model distillation.judge of --config"""
     no_judge: bool = False
-    """compare cells and column names without a judge: only equal ones are right"""
+    """compare cells and column names without a judge: only equal texts are right"""
     models: Path | None = msgspec.field(name="config", default=None)
     """config with the judge, and with the models that write tables"""
     out: Path = Path("widesearch")
@@ -132,8 +132,8 @@ class Figures(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Ask for missing responses, score all, and write the report. Raises `RolegateError` and
-    `GatewayError`.
+    """Request missing responses, score all responses, and write the report. Raises `RolegateError`
+    for bad options or files, and `GatewayError` if the gateway cannot be reached.
     """
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
@@ -150,7 +150,9 @@ async def measure(options: Options) -> Figures:
             "--ray: works only with the topologies wide_written and wide_single; leave --ray out."
         )
     if not (options.address or options.responses or written):
-        raise BadRequest("nothing to score; give --responses FILE, or --address HOST:PORT.")
+        raise BadRequest(
+            "there is nothing to score; give --responses FILE, or --address HOST:PORT."
+        )
     need("widesearch", "dateparser", "pandas")
     tasks = read_tasks(options.tasks)
     out = options.out
@@ -200,8 +202,8 @@ async def measure(options: Options) -> Figures:
     notes = [_versions()]
     if judge.undecided:
         notes.append(
-            f"{judge.undecided:,} cells differ from the gold cell, and only a judge could say that "
-            "they are right; they count as wrong, for each set of rules."
+            f"{judge.undecided:,} cells differ from the gold cell, but a judge might accept them; "
+            "they count as wrong, for each set of rules."
         )
     write_report(
         out,
@@ -214,7 +216,9 @@ async def measure(options: Options) -> Figures:
 
 
 def _versions() -> str:
-    """Return the versions of the packages on which scores depend, with a warning."""
+    """Return a text with the versions of the packages on which scores depend, and a warning if they
+    differ from WideSearch's.
+    """
     installed = f"dateparser=={version('dateparser')} pandas=={version('pandas')}"
     text = f"Read with {installed}."
     if installed != _LOCKED:
@@ -274,8 +278,8 @@ async def _from_gateway(
     timeout_s: float,
     asked: _Asked,
 ) -> Response:
-    """Return a gateway's response to a task. It has no table if the gateway could not fill one. The
-    gateway's report cache is not used, because it would lower the token counts.
+    """Return a gateway's response to a task. The response has no table if the gateway could not
+    fill one. The gateway's report cache is not used, because it would lower the token counts.
     """
     task, _ = asked
     columns = [

@@ -44,8 +44,8 @@ class CellJudge:
 
     role: Role | None = None
     unreadable: int = 0
-    """Number of the model's replies without a JSON block. After such a reply, no names match, or
-    all cells of the column are wrong.
+    """Number of the model's replies without a JSON block. Such a reply counts as: no names match,
+    or all cells of the column are wrong.
     """
     undecided: int = 0
     """Number of pairs of cells that count as different because no model was asked."""
@@ -215,8 +215,8 @@ async def _keyed_rows(
     *,
     strict: bool,
 ) -> tuple[list[Row], list[Row]]:
-    """Return the rows of the response's table and of the gold table, at most one for each key. Keys
-    of the response that mean the same as a gold key are replaced by the gold key.
+    """Return the rows of the response's table and of the gold table, at most one row for each key.
+    Keys of the response that mean the same as a gold key are replaced by the gold key.
     """
     tables = (
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -257,7 +257,9 @@ def _equal_when_sorted(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -
 
 
 def _nothing_scored(ours: Sequence[Hashable]) -> str:
-    """Return why all scores of a readable table are 0. `ours`: keys of the table's rows."""
+    """Return the reason why all scores of a readable table are 0, as text. `ours`: keys of the
+    table's rows.
+    """
     if not ours:
         return "its table has no rows"
     return f"none of its {len(ours)} rows has the key of a gold row; its first key is {ours[0]}"[

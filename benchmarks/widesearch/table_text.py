@@ -11,8 +11,8 @@ Table = dict[str, list[str]]
 """Cells of a table, by column; all columns have the same length."""
 _MAX_CELLS = 1_000_000
 _MAX_COLUMNS = 1_000
-"""Max cells and columns of a table. Missing cells count, too, because a short text can name many
-columns and begin many rows.
+"""Max number of cells and of columns of a table. Missing cells are counted too, because a short
+text can name many columns and begin many rows.
 """
 
 
@@ -74,11 +74,13 @@ def typed(values: Sequence[str]) -> list[str]:
 
 
 def official_table(response: str) -> Table:
-    """Return the table of a response as WideSearch's evaluator reads it. Raises `Unreadable`."""
+    """Return the table of a response as WideSearch's evaluator reads it. Raises `Unreadable` if
+    there is no table, or if it cannot be read.
+    """
     block, closed, _ = response.partition("```markdown")[2].partition("```")
     if not closed:
         if response.count("|") < 4:
-            raise Unreadable("there is no table")
+            raise Unreadable("it has no table")
         block = "\n".join(
             takewhile(
                 lambda line: line.startswith("|"), response[response.index("|") :].split("\n")
@@ -96,7 +98,7 @@ def official_table(response: str) -> Table:
         if not name.startswith("Unnamed")
     ]
     if len(named := dict(columns)) < len(columns):
-        raise Unreadable("two columns have the same name")
+        raise Unreadable("two of its columns have the same name")
     return {name: typed(cells) for name, cells in named.items()}
 
 
@@ -119,7 +121,7 @@ def plain_table(response: str) -> Table:
             return _columns(
                 names, [_cells(line) for line in takewhile(lambda line: "|" in line, lines[at:])]
             )
-    raise Unreadable("there is no Markdown table with a line of dashes under its header")
+    raise Unreadable("it has no Markdown table with a line of dashes under its header")
 
 
 def _cells(line: str) -> list[str]:

@@ -69,8 +69,8 @@ class Task(Frozen):
 
 
 class Response(Frozen):
-    """A line of a file of responses. For N responses to each task, the first N lines with the
-    task's id are used.
+    """A line of a file of responses. If N responses to each task are scored, the first N lines with
+    the task's id are used.
     """
 
     instance_id: str

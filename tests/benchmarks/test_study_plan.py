@@ -69,7 +69,7 @@ def test_models_take_missing_keys_from_their_role(tmp_path: Path) -> None:
             "Expected `str` matching regex .*in `..models`",
         ),
         (PAIRS, MODELS, "", "missing required field `config`"),
-        (PAIRS, MODELS, "rollouts =\n", "not TOML"),
+        (PAIRS, MODELS, "rollouts =\n", "is not valid TOML"),
         (BIG, MODELS.replace("max_tokens", "most"), HEAD, "models.big.settings: .*`most`"),
         (BIG, MODELS.replace("7", "0"), HEAD, "max_tokens"),
     ],

@@ -50,13 +50,13 @@ def test_the_official_reader_follows_the_evaluator(response: str, expected: Tabl
 @pytest.mark.parametrize(
     ("response", "why"),
     [
-        ("", "there is no table"),
-        ("nothing | to | see", "there is no table"),
+        ("", "it has no table"),
+        ("nothing | to | see", "it has no table"),
         (fenced(), "No columns to parse"),
         (fenced("|---|---|"), "No columns to parse"),
         (fenced("|a|b|", '|"x|y|'), "EOF inside string"),
         (fenced("|a|b|", "|x|y|", "|u|v|w|"), "Expected 4 fields in line 3, saw 5"),
-        (fenced("The", "a b|ab", "x|y"), "two columns have the same name"),
+        (fenced("The", "a b|ab", "x|y"), "two of its columns have the same name"),
     ],
 )
 def test_responses_without_an_official_table_score_zero(response: str, why: str) -> None:

@@ -104,7 +104,7 @@ def test_runs_are_averaged_by_task(
         for row in rows
         if (row["instance_id"], row["run"], row["rules"]) == ("t2", "0", "official")
     ]
-    assert (empty["success"], empty["row_f1"], empty["why"]) == ("0.0", "0.0", "there is no table")
+    assert (empty["success"], empty["row_f1"], empty["why"]) == ("0.0", "0.0", "it has no table")
 
 
 @pytest.mark.parametrize(

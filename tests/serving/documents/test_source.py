@@ -137,5 +137,5 @@ def test_names_that_are_no_utf8_are_shown_escaped(docs: Path) -> None:
     assert {source.name: source.path for source in find_sources([docs]).sources}[
         "docs/caf\\xe9.txt"
     ] == str(path)
-    with pytest.raises(BadDocument, match=r"^\S*/caf\\xe8: there is no such file"):
+    with pytest.raises(BadDocument, match=r"^\S*/caf\\xe8: this file or folder does not"):
         find_sources([Path(os.fsdecode(os.fsencode(docs) + b"/caf\xe8"))])
