@@ -321,7 +321,7 @@ def test_unread_files_are_reported(
     ]
     lines = capsys.readouterr().out.splitlines()
     assert set(messages) <= set(lines)
-    assert any(line.startswith("skipped: docs/broken.pdf: damaged") for line in lines)
+    assert any(line.startswith("skipped: docs/broken.pdf: is damaged") for line in lines)
 
     Path("prompt.txt").write_text("Answer.")
     roles = ("delegation", "execution", "answer")
@@ -396,6 +396,6 @@ def test_hostile_files_are_named_and_the_others_are_read(docs: Path, build: Buil
         "large.docx": "split it, or leave it out.",
         **dict.fromkeys(
             ("deep.html", "lists.html", "quotes.md", "tables.html"),
-            "save it as text, or leave it out.",
+            "save it as plain text, or leave it out.",
         ),
     }

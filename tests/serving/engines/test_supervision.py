@@ -104,7 +104,7 @@ async def test_a_failing_restart_is_repeated(tmp_path: Path) -> None:
         for _ in range(2):
             why = await server.next()
             assert why is not None
-            assert why.startswith("engines.small ended with code 3; the end of ")
+            assert why.startswith("engines.small ended with code 3; its log ")
             assert why.endswith("cannot read the model")
         (tmp_path / "broken").unlink()
         while await server.next() is not None:

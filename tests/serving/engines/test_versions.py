@@ -116,7 +116,7 @@ def test_a_changed_version_is_refused(
 
 def test_a_renamed_version_is_refused(version: Path) -> None:
     """The folder must have the name of its version."""
-    with pytest.raises(BadVersion, match="is the manifest of executor-000001"):
+    with pytest.raises(BadVersion, match="is the manifest of version executor-000001"):
         verified(version.rename(version.with_name("executor-000007")))
 
 
