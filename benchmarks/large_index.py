@@ -1,10 +1,10 @@
 """Measure time, memory, recall and speed of large indexes of several FAISS types.
 
-The first vectors are those of the passages in `--data`. Further vectors are synthetic: the vector
-of a passage plus half of the difference between the vectors of two other passages, normalized. So
-they have clusters and directions like real vectors. The queries are the questions in `--data`.
-Measurements that are already in the folder `--out` are not repeated, and an interrupted build
-continues.
+The first vectors are the embeddings of the passages in `--data`. Further vectors are synthetic: the
+vector of a passage plus half of the difference between the vectors of two other passages,
+normalized. So they have clusters and directions like real vectors. The queries are the questions in
+`--data`. Measurements that are already in the folder `--out` are not repeated, and an interrupted
+build continues.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from serving.retrieval.searcher import IndexSearcher
 _SHIFT = 0.5
 _TOP_K = 5
 _ALONE = 100
-"""Number of queries that a single caller searches, one after the other."""
+"""Number of queries that a single caller searches one by one."""
 _SAMPLE_S = 0.05
 _TIE = 1e-6
 

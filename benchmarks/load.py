@@ -54,8 +54,8 @@ async def at_rate(
     seed: int = 0,
 ) -> list[Result]:
     """Call `ask` for each item, `per_s` calls per second on average. The gaps between calls are
-    exponentially distributed, like those of independent callers. Return the results in the order of
-    the items.
+    exponentially distributed, as if the callers were independent. Return the results in the order
+    of the items.
     """
     chance = random.Random(seed)
     clock = asyncio.get_running_loop().time
@@ -144,7 +144,7 @@ class LoadResult(Frozen):
     attempts: int = 0
     """Number of model calls of the run, according to the answer's usage."""
     tokens: int = 0
-    """Number of tokens of these calls."""
+    """Number of tokens of the run's model calls."""
     rows: str = ""
     """The table as text (`rows_of`); empty for an answer."""
 

@@ -1,9 +1,10 @@
-"""Measure the exact match on questions about an unseen mini world, and how much of it each role
-loses. Questions are asked over gRPC, with real vLLM and real retrieval.
+"""Measure the exact match on questions about an unseen mini world, and how much of this exact match
+each role loses. Questions are asked over gRPC, with real vLLM and real retrieval.
 
 Each question is answered in three ways: by a whole run; with the right (gold) sub-queries given, so
 that only executor and answerer can fail; and with the right (gold) reports given, so that only the
-answerer can fail. The loss of each role is the difference between two of these exact matches.
+answerer can fail. The loss of a role is the difference between the exact matches in two of these
+ways.
 """
 
 import asyncio

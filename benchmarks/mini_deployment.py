@@ -40,8 +40,8 @@ class MiniDeployment(Frozen):
         """Write the config of a gateway that uses these engines to `file`, and return the config.
         The gateway has no report cache, and its store is in the folder of `file`.
 
-        `versions`: folder of published versions. If it is given, the gateway starts with the
-        untuned executor.
+        `versions`: folder of published versions, with which the gateway starts with the untuned
+        executor; None to keep the versions of the config.
         """
 
         def at(role: RoleConfig) -> RoleConfig:
@@ -78,7 +78,7 @@ async def mini_deployment(
     config: Config, *, teacher: bool = False
 ) -> AsyncIterator[MiniDeployment]:
     """Start the engines and the retrieval service of `config`, and stop them on exit. `config`: the
-    preset `mini` or a variant of it. `teacher`: also start the teacher's engine.
+    preset `mini`, or that preset with changes. `teacher`: also start the teacher's engine.
     """
     teacher_role = config.distillation.teacher
     open_index = partial(open_retriever, config.retrieval, complain, config.engines)

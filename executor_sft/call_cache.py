@@ -86,7 +86,7 @@ class CallCache:
         return entry.completion
 
     def keep(self, entry: KeptCall) -> None:
-        """Add a completed call to the cache, unless it has one with the same key. Raises
+        """Add a completed call to the cache, unless the cache has a call with the same key. Raises
         `StoreFailed` if the file cannot be written.
         """
         if entry.key not in self._entries:
@@ -133,8 +133,7 @@ class CachedModel:
         self._variant = msgspec.json.encode((model.name, variant), order="deterministic")
 
     async def complete(self, prompt: Prompt) -> Completion:
-        """Return the model's completion of `prompt`, from the cache if there is one for this
-        prompt.
+        """Return the completion of `prompt` from the cache, or else from the model.
 
         Raises the model's errors, and `StoreFailed` if the cache cannot be written.
         """

@@ -86,7 +86,7 @@ class TrainingRow(Frozen):
     """One line of `rows.jsonl`: a prompt, and the turn that the model learns to write after it."""
 
     input_ids: tuple[int, ...]
-    """Token ids of the prompt, exactly as the serving engine sees it, then those of the turn with
+    """Token ids of the prompt, exactly as the serving engine gets it, and then of the turn, with
     its end-of-turn token.
     """
     labels: tuple[int, ...]
@@ -94,7 +94,7 @@ class TrainingRow(Frozen):
     assistant_masks: tuple[int, ...]
     """0 for each token of the prompt, then 1 for each token of the turn."""
     attention_mask: tuple[int, ...]
-    """All ones."""
+    """1 for each token."""
     messages: tuple[dict[str, str | bool], ...]
     """The prompt's messages and the turn as text. A message has `role`, `content`, and `train`,
     which is true for the turn only.
@@ -358,8 +358,8 @@ def training_row(
 ) -> TrainingRow:
     """Return the row of a prompt and a turn.
 
-    `ids`: token ids of both. `messages`: both as text. `origin`: values of the row's other fields
-    in order, beginning with `turn`.
+    `ids`: token ids of prompt and turn. `messages`: prompt and turn as text. `origin`: values of
+    the row's other fields in order, beginning with `turn`.
     """
     before = len(ids.prompt)
     turn = len(ids.completion)
@@ -409,8 +409,8 @@ def _kind(turn: object, reply: Message | None) -> str:
 def _as_served(execution: Execution, turn: int) -> bool:
     """Return True if the trace contains everything that the model saw before the given turn.
 
-    When a conversation outgrows the model's context, the executor drops passages from it, and the
-    trace keeps only the shortened conversation. Then the prompts of only the first and the last
+    When a conversation becomes longer than the model's context, the executor drops passages, and
+    the trace has only the shortened conversation. Then the prompts of only the first and the last
     turn are certain to be complete.
     """
     complete = not any(search.dropped_passages for search in execution.searches)

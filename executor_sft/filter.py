@@ -10,8 +10,8 @@ teacher_multi   trajectories of the teacher that are right with more searches, b
 So the student learns when a second search is needed, and when it is not. A trajectory is *right* if
 its final answer is an exact match, the judge (if there is one) accepts the answer (TBSS 3.4), and
 evidence supports the report; without evidence, a right answer may be a guess. All other
-trajectories are left out, and counted by the reason. In tables, each report is judged by itself,
-not by a final answer; "not found" is right if nothing can be found.
+trajectories are left out, and counted by the reason. In tables, each report is judged alone, not by
+a final answer; "not found" is right if nothing can be found.
 
 With `--best`, the input is groups of runs from `rolegate sft rollout --group`. The best run of each
 group is kept, unless no run of the group is right. Exact matches are better than other runs; ties
@@ -298,8 +298,8 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
 
 
 def _leaked(question: str, sub_queries: Iterable[str], held_out: HeldOut) -> str | None:
-    """Return the reason to reject a rollout whose question or sub-queries are held out; None if
-    none of them is.
+    """Return the reason to reject a rollout whose question or a sub-query is held out; None to keep
+    it.
     """
     if likeness := held_out.likeness(question):
         return f"held out: {likeness} question"
@@ -307,7 +307,7 @@ def _leaked(question: str, sub_queries: Iterable[str], held_out: HeldOut) -> str
 
 
 def _no_report(execution: Execution) -> str | None:
-    """Return the reason to reject an execution without a report; None if it has one."""
+    """Return the reason to reject an execution if it has no report, else None."""
     if execution.outcome == "reported":
         return None
     return "an upstream failed" if execution.outcome in _UPSTREAM else "no report"
@@ -316,7 +316,8 @@ def _no_report(execution: Execution) -> str | None:
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     """Return the reason to reject a trajectory that ended with a report; None to keep it.
 
-    `who`: whose work `sample` is. `sub_query`: all samples of its sub-query.
+    `who`: whether `sample` is the teacher's or the student's. `sub_query`: all samples of its
+    sub-query.
     """
     verdict = sample.verdict
     if verdict.exact_match is False:
@@ -351,8 +352,9 @@ def _reason_in_table(
 ) -> str | None:
     """Return the reason to reject a report on a part of a table; None to keep it.
 
-    `who`: whose work it is. `sub_query`: all samples of its sub-query. `flaw`: returns what is
-    wrong with an execution's report on the same part of the table, or None.
+    `who`: whether the report is the teacher's or the student's. `sub_query`: all samples of the
+    sub-query. `flaw`: returns what is wrong with an execution's report on the same part of the
+    table, or None.
     """
     execution: Execution = getattr(sub_query, who).execution
     first = msgspec.structs.replace(execution, searches=execution.searches[:1])
@@ -374,10 +376,11 @@ def _not_needed(
     stands: Callable[[Sample], bool],
 ) -> str | None:
     """Return the reason to reject a trajectory with a needless second search; None if the
-    trajectory has one search only, or needed the second one.
+    trajectory has only one search, or needed a second search.
 
     `early`: True if the first search already found the answer. `capped`: tries of the teacher that
-    were limited to one search. `stands`: returns True if such a try found the right answer, too.
+    were limited to one search. `stands`: returns True if a try in `capped` also found the right
+    answer.
     """
     if len(execution.searches) == 1:
         return None
@@ -392,8 +395,8 @@ def _not_needed(
 
 
 def flaw_of(execution: Execution) -> str | None:
-    """Return why the evidence of an execution's report does not support its answer; None if it
-    does.
+    """Return why the evidence of an execution's report does not support the answer of the report;
+    None if the evidence supports it.
 
     Each point (item) of the evidence must be in a passage that the executor was shown. The evidence
     must contain the answer word for word, unless the answer is yes or no.

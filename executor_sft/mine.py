@@ -131,8 +131,8 @@ async def select(
 
 
 def question_of(run: Run, feedback: Sequence[Feedback]) -> Question:
-    """Return the run's question, with right answers from feedback: the operator's if there are any,
-    else the clients'.
+    """Return the run's question, with right answers from the operator's feedback, or else from the
+    clients' feedback.
 
     If the last rating in `feedback` is bad, the run's answer becomes a rejected answer of the
     question. A run that filled a table becomes a question for that table, without right answers.

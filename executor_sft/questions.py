@@ -239,8 +239,8 @@ class HeldOut:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Read held-out questions, with their sub-queries if there are any, from files of JSON
-        lines. They need no answers. Raises `BadConfig`, with file and line, for an invalid line.
+        """Read held-out questions, and any sub-queries of these, from files of JSON lines. No
+        answers are needed. Raises `BadConfig`, with file and line, for an invalid line.
         """
         texts: list[str] = []
         for path in paths:

@@ -79,7 +79,7 @@ class RolloutOptions(StepOptions, kw_only=True):
 
     config: Path
     limit: Count | None = None
-    """max questions to roll out (default: all)"""
+    """max questions to answer (default: all)"""
     leave_failed: bool = False
     """finish the step even if questions failed (default: the step stays unfinished, and the same
     command tries the failed questions again)
@@ -192,8 +192,8 @@ class Group(Frozen):
 
 
 def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
-    """Raise the error of a run whose time ran out or whose endpoint failed. The answer of such a
-    run says nothing about the models.
+    """Raise the error of a run whose time ran out or whose endpoint failed. The answer of a run
+    that failed in this way says nothing about the models.
 
     `context`: context of the run, which has the errors of endpoints. `first`: number of the first
     sub-query to check; earlier sub-queries were taken from another run. Raises `OutOfTime` or
@@ -351,8 +351,8 @@ class RolloutWorker(Frozen):
         return Rollout(question, filled, Verdict(reports.right), tuple(rollouts))
 
     async def _verdict(self, question: Question, trajectory: Trajectory) -> Verdict:
-        """Return the verdict on the final answer of `trajectory`. The judge, if there is one, is
-        not asked about an answer that is known to be wrong.
+        """Return the verdict on the final answer of `trajectory`. A judge is not asked about an
+        answer that is known to be wrong.
         """
         answer = trajectory.answer
         matched = exact_match(answer, question.golds) if question.golds else None

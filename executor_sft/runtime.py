@@ -57,7 +57,7 @@ _SAMPLED = frozenset(get_args(RoleName)) - {"judge"}
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The opened engines, endpoints and retriever of a config. Creates roles, executors and
-    searches that use them; any number of runs may do so concurrently.
+    searches that use these. Any number of runs may share a runtime concurrently.
     """
 
     config: Config

@@ -151,8 +151,8 @@ def _changes(before: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 def read_manifest(folder: Path) -> StepManifest:
-    """Return the manifest of the finished step in `folder`. Raises `BadConfig` if it is missing or
-    invalid.
+    """Return the manifest of the finished step in `folder`. Raises `BadConfig` if the manifest is
+    missing or invalid.
     """
     if not (folder / MANIFEST).exists():
         raise BadConfig(f"{folder}: has no {MANIFEST}; name the folder of a finished step.")
@@ -160,7 +160,7 @@ def read_manifest(folder: Path) -> StepManifest:
 
 
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of the file `path`; if `path` is a step's folder, that of its manifest.
+    """Return the SHA-256 of the file `path`, or of the manifest if `path` is a step's folder.
     Raises `BadConfig` if there is no such file.
     """
     file = path / MANIFEST if path.is_dir() else path
@@ -211,8 +211,8 @@ def _deciding(section: str, config: msgspec.Struct) -> dict[str, Any]:
 
 
 def _role(role: RoleConfig) -> dict[str, Any]:
-    """Return the settings of a role that can change a step's result. `extra_body` is given as a
-    digest, since it may contain an API key.
+    """Return the settings of a role that can change a step's result. `extra_body` is replaced by
+    its SHA-256, since it may contain an API key.
     """
     extra = msgspec.json.encode(role.extra_body, order="deterministic")
     return {

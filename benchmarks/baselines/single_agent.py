@@ -1,5 +1,5 @@
 """Baselines with a single model. The model searches and answers in one context (TBSS 4.1), or
-answers without any search, from its own knowledge (TBSS, appendix A).
+answers from what it knows, without any search (TBSS, appendix A).
 """
 
 import asyncio
@@ -109,7 +109,7 @@ class SingleAgent(Frozen):
     form: Form = SINGLE_AGENT
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`, and return the trajectory. It has one execution, with all searches.
+        """Answer `question`, and return the trajectory, which has one execution with all searches.
 
         If the time for searching or the model's context runs out, the model gets one more turn, to
         answer from the passages found so far. Raises `UpstreamError` if the model's endpoint fails,

@@ -61,7 +61,7 @@ class Overview(Frozen):
     """Number of rows in each file."""
     counts: list[QuestionCounts]
     passages: dict[str, int]
-    """For each folder with a `corpus.jsonl`, the number of passages in it."""
+    """Number of passages in the `corpus.jsonl` of each folder that has this file."""
     missing: dict[str, int]
     """For each of these folders, the number of supporting passages that are not in `corpus.jsonl`.
     """

@@ -204,8 +204,8 @@ def _popqa(row: Mapping[str, Any]) -> _Read:
 
 
 def _browsecomp(row: Mapping[str, Any]) -> _Read:
-    """Read a row of BrowseComp (Wei et al., 2025) or BrowseComp-ZH (Zhou et al., 2025). If the row
-    has a `canary`, its texts are encrypted with it.
+    """Read a row of BrowseComp (Wei et al., 2025) or BrowseComp-ZH (Zhou et al., 2025). In a row
+    with a `canary`, the texts are encrypted, and the canary is the key.
     """
     names = {"problem": "question", "Question": "question", "Answer": "answer"}
     texts = {names.get(name, name): row[name] for name in (*names, "answer") if name in row}

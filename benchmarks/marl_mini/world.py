@@ -133,7 +133,7 @@ def pages_in(turn: Turn) -> list[int]:
 
 def careless(rng: Random) -> Iterator[Turn]:
     """Yield turns about random worlds, endlessly, to train the start model. The lead names too few
-    pages and some wrong ones, and readers leave out items and report wrong ones.
+    pages and some wrong pages, and readers leave out items and report wrong items.
     """
     while True:
         world = World.made(rng)

@@ -94,7 +94,7 @@ class PartFigures(Frozen):
     """
     lag_ms: float
     """Max delay of the benchmark's event loop, in milliseconds. Clients, proxies and simulated
-    models run in it, so it adds to the measured delays.
+    models run in this event loop, so its delay adds to the measured delays.
     """
     faults: dict[str, int]
     """Number of calls into which a fault was injected, by the kind of fault."""

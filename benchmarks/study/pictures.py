@@ -30,8 +30,8 @@ def pictures(study: Study, folder: Path) -> Iterator[Picture]:
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw Fig. 2: how scores change if the model of one role grows and the other model stays the
-    same. Backbones grow with the smallest executor, executors with the largest backbone.
+    """Draw Fig. 2: how scores change if the model of one role grows and the model of the other role
+    is fixed. Backbones grow with the smallest executor, executors with the largest backbone.
     """
     lines = [
         (role, *sweep)

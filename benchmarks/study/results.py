@@ -1,4 +1,6 @@
-"""Results of a sweep: lines of the file of results, and the `Study` that a report reads from it."""
+"""Results of a sweep: the lines of the file of results, and the `Study`, which is all of them as a
+report needs them.
+"""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -55,8 +57,8 @@ class QuestionResult(Frozen, kw_only=True):
 
     @property
     def right(self) -> bool:
-        """Return True if the judge accepts the answer, or, without a verdict, if it is an exact
-        match.
+        """Return the judge's verdict on the answer, or, without a verdict, whether the answer is an
+        exact match.
         """
         return self.exact_match if self.accepted is None else self.accepted
 

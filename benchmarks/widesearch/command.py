@@ -325,8 +325,8 @@ def tables_of(
     """Return the report's tables of scores, one for each combination of rules (official, strict)
     and Avg@N or Max@N. They have means over tasks and confidence intervals.
 
-    `runs`: number of responses to each task. `others`: responses of `--against`; if there are any,
-    there are also tables with the differences to them.
+    `runs`: number of responses to each task. `others`: responses of `--against`; if not empty,
+    further tables have the differences between both.
     """
     none: _Group = {}
     folds = [(name, name, fold, none) for name, fold in _FOLDS.items()]

@@ -137,7 +137,7 @@ _TYPES: dict[tuple[Metric, ...], ColumnType] = {
 
 def columns_of(task: Task) -> list[Column]:
     """Return the columns of the task, as they are requested from a gateway. A column whose only
-    metric is for numbers, dates or URLs has this type. All other columns are text.
+    metric compares numbers, dates or URLs has that type; all other columns are text.
     """
     return [
         Column(name, _TYPES.get(rule.metric, "text"), name in task.keys)

@@ -58,8 +58,8 @@ class Learner:
         """Make one update with all rows, and return its figures by name. Without rows, the adapter
         does not change.
 
-        Raises `BadConfig` if the gradient is not finite, or if the log-probabilities differ too
-        much from those of the engine. The adapter then stays unchanged.
+        Raises `BadConfig` if the gradient is not finite, or if the model's log-probabilities differ
+        too much from the engine's. The adapter then stays unchanged.
         """
         self._optimizer.zero_grad()
         sums = Sums()

@@ -21,7 +21,7 @@ ROLES: dict[Trained, RoleName] = {"delegator": "delegation", "executor": "execut
 
 class ObjectiveRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Limits of the objective. A ratio is the token's probability now, divided by its probability
-    at sampling. The defaults are those of WideSeek-R1.
+    at sampling. The defaults are from the paper WideSeek-R1.
     """
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2

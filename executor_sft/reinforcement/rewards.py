@@ -28,7 +28,7 @@ failed, get no reward; `executor_sft.rollout.check_failures` raises their error.
 
 
 class RewardRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Sizes of the parts of a reward. The defaults are those of WideSeek-R1."""
+    """Sizes of the parts of a reward. The defaults are from the paper WideSeek-R1."""
 
     answer: Literal["exact_match", "f1"] = "exact_match"
     """How answers to questions are scored. Tables are always scored by item F1."""

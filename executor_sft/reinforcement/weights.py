@@ -135,7 +135,8 @@ def _agent_shares(
     tokens: int,
 ) -> list[float]:
     """Return, for each turn of an agent, the share of each of its tokens. `whole`: sum of the
-    shares of the unit that the agent belongs to. `agents`, `tokens`: number of both in that unit.
+    shares of the unit that the agent belongs to. `agents`, `tokens`: number of agents, and of
+    tokens, in that unit.
     """
     if not agent.tokens:
         return [0.0] * len(agent.turns)
@@ -148,8 +149,9 @@ def _agent_shares(
 
 
 def _drawn(run: Sequence[AgentTurns], limit: int | None, rng: Random | None) -> list[float]:
-    """Return a factor for each agent of a run. If more than `limit` executors have tokens, it is 0
-    for executors that are not drawn, and more than 1 for the others. Otherwise it is 1.
+    """Return a factor for each agent of a run. If more than `limit` executors have tokens, the
+    factor is 0 for executors that are not drawn, and more than 1 for drawn executors. In all other
+    cases, it is 1.
     """
     factors = [1.0] * len(run)
     executors = [

@@ -51,11 +51,11 @@ class MadeTable(Frozen):
     question: Question
     """The request, with the rows of the table."""
     consistency: float
-    """Item F1 of one answer against the other."""
+    """Item F1 (F1 over cells) between the two answers."""
     support: float
     """Share of the table's cells that have a value."""
     dropped: int
-    """Number of rows, of both answers together, that were left out."""
+    """Number of rows that were left out, in both answers together."""
     blanked: int
     """Number of cells that were blanked because the answers differ."""
     reason: str = ""

@@ -148,7 +148,7 @@ def run(options: Options) -> int:
 
 
 def _seeds(config: Config, options: Options) -> list[Question]:
-    """Return the seeds to use. Raises `BadConfig` or `BadIndex` if there are none."""
+    """Return the seeds to use. Raises `BadConfig` or `BadIndex` if no seeds can be read."""
     if options.seeds:
         seeds, duplicates = read_questions(options.seeds, tables=True, seeds=True)
         if duplicates:
@@ -232,8 +232,8 @@ async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
 
 def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
     """Compare the answers and write the kept tables. Return the figures, and the names of the
-    files. `reasons`: number of unanswered requests by reason; tables that are not kept are added to
-    it.
+    files. `reasons`: number of unanswered requests by reason, to which the tables that are not kept
+    are added.
     """
     answered = list(read_jsonl(options.out / ANSWERS, Answers, ADVICE))
     tables = list(made_tables(answered, **options.settings(*_RULES)))

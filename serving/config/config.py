@@ -2,8 +2,8 @@
 value that is out of range.
 
 A relative path is relative to the folder of the configuration file. In a shipped preset, it is
-relative to the working directory. `~` is the home folder. The prefix `shipped:` stands for the
-package's own folder, as in `shipped:prompts/full/delegation.txt`.
+relative to the working directory. `~` is the home folder. The prefix `shipped:` is replaced by the
+folder of the package, as in `shipped:prompts/full/delegation.txt`.
 """
 
 import re
@@ -41,7 +41,7 @@ Version = Annotated[str, _marked("version")]
 ModelPath = Annotated[str, _marked("model")]
 """The folder of a model, or a model name that vLLM can load, such as Qwen/Qwen3-1.7B."""
 Store = Annotated[str, _marked("store")]
-"""A database URL. The path of a SQLite file in it is made absolute."""
+"""A database URL. If it contains the path of a SQLite file, the path is made absolute."""
 Address = Annotated[str, _marked("address")]
 """host:port; with port 0, any free port is used."""
 Host = Annotated[str, _marked("host")]
@@ -159,8 +159,8 @@ class SearchConfig(Section):
     """Number of passages that a search shows to its executor."""
     access: bool = False
     """Allow executors to open a document that one of their searches has found, and to read its
-    passages about one subject. Do not set it for a small model that was trained without it, which
-    ignores the instructions for this.
+    passages about one subject. A small model that was trained without this option ignores the
+    instructions for it.
     """
     access_k: Passages = 10
     """Max passages shown of an opened document."""
@@ -295,7 +295,7 @@ class RoleConfig(Section):
 
 class TableRoleConfig(Section):
     """Settings of the delegation or execution role that are different for tables. All other
-    settings are those of `[roles.delegation]` or `[roles.execution]`.
+    settings are taken from `[roles.delegation]` or `[roles.execution]`.
     """
 
     prompt: File | None = None
@@ -324,8 +324,8 @@ class RolesConfig(Section):
 
 class EmbedderConfig(Section):
     """The model that embeds queries and passages. With `engine` or `base_url`, a server runs it.
-    With `onnx`, it runs in the gateway's process. Without any of these, it is the packaged MiniLM,
-    which also runs in the gateway's process.
+    With `onnx`, it runs in the gateway's process. Without any of these keys, it is the packaged
+    MiniLM, which also runs in the gateway's process.
     """
 
     onnx: AnyPath | None = None
@@ -359,7 +359,8 @@ class MilvusConfig(Section):
     address: URL
     """URL of Milvus, such as http://127.0.0.1:19530."""
     partition: Identifier
-    """Name of the partition, which belongs to this index alone. It is created if it is missing."""
+    """Name of the partition, which must belong to this index alone. A missing partition is created.
+    """
     collection: Identifier = "rolegate"
     """Name of the collection, which is created if it is missing. All indexes in a collection must
     have vectors of the same dimension.
@@ -392,8 +393,8 @@ class IndexConfig(Section):
     passages at the ends of sentences.
     """
     lexical: bool = False
-    """Combine the ranks of the vector search with those of a lexical search (BM25). After a change
-    of this key, build the index again.
+    """Combine the ranks of the vector search with the ranks of a lexical search (BM25). After a
+    change of this key, build the index again.
     """
     vectors: Factory = "Flat"
     """Type of the vector index, as an index factory string of FAISS. `Flat` compares a query with
@@ -474,9 +475,9 @@ class GateConfig(Section):
     margin: Share = 0.1
     """How much worse than the active version a candidate may be and still be promoted. The gate
     counts only the runs that exactly one of the two versions answers correctly. Let A be the share
-    of these runs that the active version answers correctly, and C that of the candidate: A − C must
-    be below `margin`. With 0.1, accuracy may fall by about 4, 5 or 3 percentage points if 30, 50 or
-    80 % of the answers are right.
+    of these runs that the active version answers correctly, and C the share that the candidate
+    answers correctly: A − C must be below `margin`. With 0.1, accuracy may fall by about 4, 5 or 3
+    percentage points if 30, 50 or 80 % of the answers are right.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     """Min share of right answers that a candidate needs, both in the judged runs of its trial and
@@ -536,7 +537,7 @@ class TelemetryConfig(Section):
     """
     contents: bool = False
     """Include the texts of questions, sub-queries and answers in the traces that are sent, except
-    those of tenants with the setting `redact`.
+    for tenants with the setting `redact`.
     """
 
 
@@ -607,7 +608,7 @@ class ManagerConfig(Section):
     Absent: the workers are the executors that search.
     """
     role: RoleConfig | None = None
-    """The manager's model and its settings. Absent: those of the delegator."""
+    """The manager's model and its settings. Absent: the delegator's model and settings."""
     max_workers: Count = 8
     """Max concurrent workers of the manager."""
     max_rounds: Count = 2

@@ -1,4 +1,4 @@
-"""Read a configuration file, or a shipped preset, and explain what is wrong in it."""
+"""Read a configuration file or a shipped preset. Errors say which key is wrong, and what to do."""
 
 import difflib
 import re

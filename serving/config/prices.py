@@ -53,8 +53,8 @@ def price_of(role: RoleConfig, prices: Mapping[str, Price]) -> Price | None:
 
 
 def listed_price(model: str) -> Price | None:
-    """Return the price of a model in LiteLLM's table; None if the table has no valid price for it.
-    May block for seconds while LiteLLM is imported.
+    """Return the price of a model in LiteLLM's table; None if the table has no valid price of the
+    model. May block for seconds while LiteLLM is imported.
     """
     known = litellm_entry(model)
     prompt = known.get("input_cost_per_token")

@@ -38,7 +38,9 @@ _SAME_LINE = re.compile(r"([⁰¹²³⁴-⁹⁺⁻])\r\n(?= )")
 space.
 """
 _RAISED = 0.25
-"""A character is a superscript if it is raised by more than this share of its height."""
+"""A character counts as a superscript if its baseline is raised by more than this share of its
+height.
+"""
 _MAX_SCALE = 150 / 72
 """Max scale at which scans are rendered, in pixels per point (150 dpi)."""
 _UPRIGHT = 0.01

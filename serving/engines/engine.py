@@ -40,15 +40,15 @@ _ENVIRONMENT = {
 
 
 def cores() -> int:
-    """Return the number of cores on which this process may run. A limit on CPU time, such as that
-    of a container, is ignored.
+    """Return the number of cores on which this process may run. Limits on CPU time, such as a
+    container's CPU quota, are ignored.
     """
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def computes_in_bf16(described: Path = _CPUINFO) -> bool:
-    """Return True if the CPU has bf16 instructions, or if it is unknown because the file cannot be
-    read or lists no CPU features. `described`: file in the format of /proc/cpuinfo.
+    """Return False if the CPU has no bf16 instructions. Return True if it has, and also if the file
+    cannot be read or lists no CPU features. `described`: file in the format of /proc/cpuinfo.
     """
     try:
         text = described.read_text()

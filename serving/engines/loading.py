@@ -137,5 +137,5 @@ class Loading:
 
 
 def _base(model: str, sha256: str) -> str:
-    """Return the name of a base model, with the SHA-256 of its weights if it is known."""
+    """Return the name of a base model for a message, with the SHA-256 of its weights if known."""
     return f"{model} (SHA-256 {sha256})" if sha256 else model

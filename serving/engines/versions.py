@@ -162,7 +162,9 @@ def write_version(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder while the context is open, so that no other process can publish in it."""
+    """Lock the folder while the context is open, so that no other process publishes a version
+    there.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -186,7 +188,7 @@ def _write(target: Path, content: Path, manifest: VersionManifest) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the paths of all files below `folder`, relative to it and sorted."""
+    """Return the paths of all files below `folder`, relative to `folder` and sorted."""
     return sorted(
         path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()
     )

@@ -152,7 +152,7 @@ class AsyncClient:
     update_tenant = _unary(calls.update_tenant)
 
     def chat(self) -> "AsyncChat":
-        """Begin a conversation, in which each question may refer to the ones before it."""
+        """Begin a conversation, in which each question may refer to earlier questions."""
         return AsyncChat(self)
 
     @checked
@@ -171,7 +171,9 @@ class AsyncClient:
         return self._pages(ListKeysRequest(page_size=PAGE), "keys")
 
     def tenants(self) -> AsyncIterator[Tenant]:
-        """Yield all tenants: `default`, then the others by name. They are fetched page by page."""
+        """Yield all tenants: `default` first, then the other tenants by name. They are fetched page
+        by page.
+        """
         return self._pages(ListTenantsRequest(page_size=PAGE), "tenants")
 
     async def _pages(self, wanted: Any, items: str) -> AsyncIterator[Any]:
@@ -248,8 +250,8 @@ class AsyncChat:
     async def ask(
         self, question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]
     ) -> AnswerResponse:
-        """Answer a question, which may refer to the conversation so far, and add both to
-        `history`. The parameters and errors are those of the client's method `ask`.
+        """Answer a question, which may refer to the conversation so far, and add both to `history`.
+        See the client's method `ask` for parameters and errors.
         """
         options.setdefault("history", self.history)
         answer = await self._client.ask(question, timeout_s, **options)

@@ -149,7 +149,7 @@ def table(
     `columns`: the columns, as a text such as "city*, founder, founded:integer" or as messages; see
     `parse_columns`. `rows`: known rows. Each row is a sequence with a value for every column, or a
     mapping with values for some columns by name. The gateway searches for empty values, and keeps
-    the others. If the connection breaks, the client sends the request once more, as in `ask`.
+    all other values. If the connection breaks, the client sends the request once more, as in `ask`.
     """
     sent = _table_request(
         table_pb.FillTableRequest,
@@ -175,7 +175,7 @@ def stream_table(
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
     """Fill a table and stream the events of the run. The last event is `done`. Its table may have
-    only the first rows; the client's method `with_all_rows` fetches the others.
+    only the first rows; the client's method `with_all_rows` fetches the other rows.
     """
     return Call(
         _table_request(
@@ -254,9 +254,9 @@ def upload(
     """Store a document of the caller's tenant, and return it. A document of the same name is
     replaced.
 
-    `document`: the path of a file, or the content. `name`: name of the document, by default that of
-    the file. `wait`: True to return only after searches can find the document, or after the gateway
-    has failed to read it. Raises `OSError` if the file cannot be opened.
+    `document`: the path of a file, or the content. `name`: name of the document; by default, the
+    file's name. `wait`: True to return only after searches can find the document, or after the
+    gateway has failed to read it. Raises `OSError` if the file cannot be opened.
     """
 
     def opened() -> BinaryIO:

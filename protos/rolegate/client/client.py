@@ -153,7 +153,7 @@ class Client:
     update_tenant = _unary(calls.update_tenant)
 
     def chat(self) -> "Chat":
-        """Begin a conversation, in which each question may refer to the ones before it."""
+        """Begin a conversation, in which each question may refer to earlier questions."""
         return Chat(self)
 
     @checked
@@ -172,7 +172,9 @@ class Client:
         return self._pages(ListKeysRequest(page_size=PAGE), "keys")
 
     def tenants(self) -> Iterator[Tenant]:
-        """Yield all tenants: `default`, then the others by name. They are fetched page by page."""
+        """Yield all tenants: `default` first, then the other tenants by name. They are fetched page
+        by page.
+        """
         return self._pages(ListTenantsRequest(page_size=PAGE), "tenants")
 
     def _pages(self, wanted: Any, items: str) -> Iterator[Any]:
@@ -248,8 +250,8 @@ class Chat:
     def ask(
         self, question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]
     ) -> AnswerResponse:
-        """Answer a question, which may refer to the conversation so far, and add both to
-        `history`. The parameters and errors are those of the client's method `ask`.
+        """Answer a question, which may refer to the conversation so far, and add both to `history`.
+        See the client's method `ask` for parameters and errors.
         """
         options.setdefault("history", self.history)
         answer = self._client.ask(question, timeout_s, **options)

@@ -43,20 +43,20 @@ class Access(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Address of a gateway, with the credentials for it. Both clients use it to open channels."""
+    """Address of a gateway, with credentials. Both clients open their channels with it."""
 
     address: str
     """Host and port, as host:port."""
     credentials: grpc.ChannelCredentials | None
     """TLS credentials; None for a connection without TLS."""
     metadata: tuple[tuple[str, str], ...] = field(repr=False)
-    """Metadata that is sent with every call: the API key, if there is one."""
+    """Metadata that is sent with every call: the API key; empty without a key."""
 
     @classmethod
     @checked
     def to(cls, address: str, **access: Unpack[Access]) -> "Connection":
-        """Return the connection to the gateway at `address` (host:port). It uses TLS if
-        certificates are given.
+        """Return the connection to the gateway at `address` (host:port), with TLS if `access` has
+        certificates.
 
         Raises `ValueError` if the address or the API key is invalid, if the key would be sent
         unencrypted to another machine, or if a certificate is given without its key. Raises

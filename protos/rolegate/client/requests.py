@@ -102,13 +102,15 @@ class RequestOptions(SearchOptions, total=False):
     topology: TopologyName
     """The roles that search and answer; `factorized` by default."""
     history: Sequence[ChatMessage]
-    """The conversation before the question, oldest message first. The question may refer to it."""
+    """The conversation before the question, oldest message first. The question may refer to this
+    conversation.
+    """
     language: str
-    """Language of the answer, such as `German`; by default, that in the gateway's config, or else
-    that of the question.
+    """Language of the answer, such as `German`; by default, the language in the gateway's config,
+    or else the question's language.
     """
     length: Literal["short", "sentence", "paragraph"]
-    """Length of the answer; by default, that in the gateway's config."""
+    """Length of the answer; by default, the length in the gateway's config."""
     instructions: str
     """Text added to the system prompt of the model that writes the answer. The models that search
     do not get it.

@@ -209,7 +209,7 @@ def _json(table: pb.Table) -> str:
 
 def membership(conditions: Iterable[pb.Condition], row: pb.Row) -> str:
     """Return, as text, the conditions that a row contradicts, with the cited sentences, and the
-    conditions that were not checked for it. Empty if the row meets all conditions.
+    conditions that were not checked for the row. Empty if the row meets all conditions.
     """
     texts = list[str]()
     for condition, check in zip(conditions, row.checks, strict=True):

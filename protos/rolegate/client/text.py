@@ -72,7 +72,7 @@ def markdown_table(
 
 
 def place(title: str, page: int | None, location: str = "") -> str:
-    """Return the title of a document with the page number or the location, if there is one: `Heat,
+    """Return the title of a document, followed by the page number or the location if known: `Heat,
     p. 3`, or `Prices, row 14`. If the title ends with the name of the sheet, the location does not
     repeat it.
     """
