@@ -32,10 +32,7 @@ BENCHMARKS = {
         "study.sweep",
         "answer one set of questions with a grid of backbones, executors and topologies; resumable",
     ),
-    "report": (
-        "study.report",
-        "write the tables and figures of the TBSS paper from a sweep's results",
-    ),
+    "report": ("study.report", "write the TBSS paper's tables and figures from a sweep's results"),
     "cost": (
         "study.cost",
         "cost of logged runs by role, and an estimate of their cost with other models",

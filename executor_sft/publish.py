@@ -38,7 +38,7 @@ class Options(Frozen):
     """result folder of `rolegate sft train`, or of `rolegate sft reinforce`"""
     evaluation: Path | None = None
     """evaluation.json of `rolegate sft evaluate`, to store in the version's manifest (default:
-    none)
+    store no evaluation)
     """
     step: Count | None = None
     """publish the adapter of this step of `rolegate sft reinforce` (default: the last step)"""

@@ -53,7 +53,7 @@ class Options(ConnectionOptions, kw_only=True):
     of the demo gave 1,298 trajectories
     """
     rollouts: Count = 1
-    """in the evaluation: number of answers to each held-out question by each executor"""
+    """in the evaluation: number of answers to each held-out question with each executor"""
     concurrency: Count = 8
     """number of questions to answer at the same time"""
     yes: bool = False
@@ -161,6 +161,5 @@ def _worse(evaluated: Path) -> str:
         return ""
     return (
         "the new executor is worse than the old one: its exact match differs by "
-        f"{gain['mean']:+.3f}, at best by {gain['high']:+.3f} (95 % confidence); log more "
-        "questions."
+        f"{gain['mean']:+.3f}, at best by {gain['high']:+.3f} (95 % confidence); log more runs."
     )

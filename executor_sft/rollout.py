@@ -623,7 +623,10 @@ def roll_out_step(
     figures.
     """
     if (manifest := step.finished) is not None:
-        complain(f"{step.folder}: this step was finished before, at {manifest.finished_at}")
+        complain(
+            f"{step.folder}: was finished at {manifest.finished_at}; to repeat it, name a new "
+            "folder"
+        )
         show(manifest.figures, as_json=options.json)
         return 0
     if not questions:

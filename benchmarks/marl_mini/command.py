@@ -93,7 +93,8 @@ class Options(harness.Options):
     rate: Annotated[float, Meta(gt=0)] = 1e-3
     """learning rate"""
     only: tuple[str, ...] = ()
-    """names of the variants to train (default: all)"""
+    """variants to train, such as "Eq. 1"; an unknown name is answered with all names (default: all)
+    """
     picture: Path | None = None
     """write a picture of F1 and number of readers over the steps to this PNG file"""
 

@@ -63,7 +63,7 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = get_args(Part)
-    """parts of the benchmark to run"""
+    """parts to run: faults, kills, tables, vllm (default: all)"""
     questions: Annotated[int, Meta(ge=4)] = 2000
     """in the part faults: number of questions to ask"""
     in_flight: Count = 32
@@ -73,7 +73,7 @@ class Options(harness.Options):
     kills: Count = 30
     """in all parts except faults: number of times that the gateway is killed"""
     longest: Annotated[float, Meta(gt=0)] = 2.0
-    """max seconds between the start of the gateway and its kill"""
+    """the gateway is killed at a random time, at most this many seconds after its start"""
     store: Literal["sqlite", "postgres"] = "sqlite"
     """kind of database in which runs are stored"""
     seed: int = 0

@@ -86,11 +86,15 @@ class Options(harness.Options, kw_only=True):
     the table), or wide_single (one model searches and writes); the last two need --config
     """
     against: Path | None = None
-    """file of other responses; the report also has the score differences between both files"""
+    """file of other responses to compare with; the report then also has the differences of the
+    scores
+    """
     runs: Count
     """number of responses to each task"""
     judge: bool = False
-    """compare cells and column names with the model distillation.judge of --config"""
+    """let the model `[distillation.judge]` of --config decide whether cells and column names mean
+    the same
+    """
     no_judge: bool = False
     """compare cells and column names without a judge: only equal texts are right"""
     models: Path | None = msgspec.field(name="config", default=None)
@@ -193,8 +197,8 @@ async def measure(options: Options) -> Figures:
         )
     if judge.unreadable:
         complain(
-            f"{judge.unreadable:,} replies of the judge could not be parsed; "
-            "the cells in question count as wrong."
+            f"{judge.unreadable:,} replies of the judge could not be parsed; their cells count as "
+            "wrong."
         )
     how = "with a judge" if options.judge else "without a judge: equal cells are right"
     tables = [*tables_of(scored, options.runs, others), *token_tables(scored)]

@@ -79,10 +79,9 @@ class Learner:
             )
         if gap > self._recipe.max_gap:
             raise BadConfig(
-                f"Log-probabilities of engine and trainer differ by {gap:.4f} nats per token, but "
-                f"at most {self._recipe.max_gap} are allowed (max_gap). Serve exactly this base "
-                "model, in fp32 or bf16, without quantization; or raise max_gap, if the model is "
-                "large."
+                f"Log-probabilities of engine and trainer differ by {gap:.4f} nats per token, more "
+                f"than max_gap = {self._recipe.max_gap}. Serve exactly this base model, in fp32 or "
+                "bf16, without quantization; or raise max_gap, if the model is large."
             )
         if rows:
             self._optimizer.step()

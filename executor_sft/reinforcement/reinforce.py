@@ -89,7 +89,7 @@ class Options(StepOptions):
     model: Path | None = None
     """folder of the base model; needed for roles with base_url instead of engine in the config"""
     steps: Count = 20
-    """total number of steps, with one update each"""
+    """total number of training steps; each step updates each adapter once"""
     concurrency: Count = 8
     """number of runs to make at the same time"""
 
@@ -268,8 +268,9 @@ async def _trained(
             _record(out, state.rows)
             complain(
                 f"step {number} of {options.steps}: reward {row['reward']:.3f}, "
-                f"{row['mixed_groups']:.0%} of the groups mixed, {row['seconds']:.1f} s; about "
-                f"{(options.steps - number) * row['seconds']:.0f} s left"
+                f"{row['mixed_groups']:.0%} of the groups with unequal rewards, "
+                f"{row['seconds']:.1f} s; about {(options.steps - number) * row['seconds']:.0f} s "
+                "left"
             )
             _check_ties(state.rows)
             runtime = await _load(runtime, policies, out, number)

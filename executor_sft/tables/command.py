@@ -88,7 +88,7 @@ class Options(StepOptions):
     temperature: Annotated[float, Meta(gt=0, le=2)] = 0.7
     """sampling temperature of all roles that answer"""
     purpose: Literal["rlinf"] | None = msgspec.field(default=None, name="for")
-    """rlinf: also write rlinf.jsonl, a data set for RLinf's WideSeek-R1"""
+    """rlinf: also write rlinf.jsonl, a data set for training WideSeek-R1 with RLinf"""
     leave_failed: bool = False
     """finish even if tables failed (default: stay unfinished, and the same command tries the failed
     tables again)

@@ -77,7 +77,7 @@ def parse_config(raw: bytes, path: Path) -> Config:
         return visit_texts(config, partial(_resolved, Path.cwd() if folder == _PRESETS else folder))
     except ValueError:
         raise BadConfig(
-            f"{path}: contains a path with the character \\u0000, which file names cannot have."
+            f"{path}: contains a path with the character \\u0000; remove this character."
         ) from None
 
 

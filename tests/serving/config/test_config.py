@@ -129,7 +129,7 @@ def test_an_impossible_path_is_refused(tmp_path: Path) -> None:
     text = with_index('documents = ["a\\u0000b"]')
     assert (
         refused(tmp_path, text)
-        == r"contains a path with the character \u0000, which file names cannot have."
+        == r"contains a path with the character \u0000; remove this character."
     )
 
 
