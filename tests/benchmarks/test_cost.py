@@ -130,5 +130,5 @@ def test_a_missing_store_is_not_created(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert store.report() is None
-    assert "no such file" in capsys.readouterr().err
+    assert "this file does not exist" in capsys.readouterr().err
     assert not (tmp_path / "runs.db").exists()

@@ -222,7 +222,7 @@ async def test_rollout_prints_search_counts_and_runs_once(
     calls = endpoint.answered.total()
     status, output = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls)
-    assert "was finished before" in output
+    assert "was finished at" in output
     status, output = await ran(*command, "--limit", 1)
     assert status == 1
     assert "was begun with settings.limit absent (now 1); use the old values, or name" in output
@@ -430,7 +430,7 @@ async def test_mine_rolls_out_stored_runs_after_confirmation(
     calls = endpoint.answered.total()
     status, output = await ran(*command)
     assert (status, endpoint.answered.total()) == (0, calls)
-    assert "was finished before" in output
+    assert "was finished at" in output
 
 
 @pytest.fixture
