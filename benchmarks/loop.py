@@ -54,8 +54,9 @@ _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
 """Max seconds to wait for the gate's decision after the last answer."""
 _CANARY_SHARE = 0.5
-"""Share of the questions that the canary works on. With the default, which is lower, three fifths
-of the questions would not count as trials.
+"""Share of the questions that the canary works on. At 0.5, every question is a trial, which
+compares the two versions. At the default of 0.2, only two fifths are trials: the questions of the
+canary, and equally many of the active version.
 """
 _NOISE = 2
 """Standard deviation of the noise that degrades a version, relative to the standard deviation of

@@ -101,7 +101,7 @@ _ASKED = (
 
 
 class Stated(NamedTuple):
-    """The members of an entity set that one passage names, and its sentence about them."""
+    """Members of an entity set that a single passage names, and the sentence that names them."""
 
     names: tuple[str, ...]
     sentence: str

@@ -101,9 +101,11 @@ class Members:
             self._thread.shutdown()
 
     async def book_leases(self, *, complete: bool) -> None:
-        """Give back the leases of this gateway, after everything in its log was written to the
-        database. `complete`: False if a part of the log is lost. Then the leases are not given
-        back, but count as spent, because the lost part may have spent them. Raises `StoreFailed`.
+        """Give back the leases of this gateway (reserved parts of limits, see `quotas.py`). Call it
+        only when everything that is left of the gateway's log is in the database.
+
+        `complete`: False if a part of the log is lost. The lost part may have spent the leases, so
+        they are then kept and count as spent. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")

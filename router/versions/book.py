@@ -27,7 +27,9 @@ class ExecutorVersion(Frozen):
     registered_at: float
     """Unix time, seconds."""
     manifest: str = ""
-    """Manifest of the published version as JSON; empty for a plain model that the config names."""
+    """Manifest of the published version as JSON; empty for a model that the config names and that
+    is not a published version.
+    """
 
 
 class Traffic(Frozen):

@@ -220,7 +220,8 @@ class Versions:
 
     async def ensure_base(self, name: str, manifest: str = "") -> None:
         """Register the version that the config names, if it is not registered, and make it the
-        active version if no version is active. `manifest`: empty for a plain model.
+        active version if no version is active. `manifest`: manifest of the version as JSON; empty
+        if the config names a model that is not a published version.
         """
 
         def plan(draft: VersionDraft) -> None:

@@ -104,8 +104,8 @@ class Loading:
             idle = next((name for name in others if name not in in_use), None)
             if idle is None:
                 raise BadVersion(
-                    f"{version}: all {MAX_LOADED} versions in the engine are in use by runs; try "
-                    "again later."
+                    f"{version}: was not loaded, because the engine holds at most {MAX_LOADED} "
+                    "versions, and runs use all of them; try again when some runs have ended."
                 )
             others.remove(idle)
             await asyncio.gather(*(adapters.unload(idle) for adapters in self._replicas))

@@ -82,7 +82,8 @@ class RemoteRetriever:
         except grpc.aio.AioRpcError as error:
             kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
             raise kind(
-                f"search failed: {error.code().name}: {error.details()}", endpoint=self._address
+                f"search failed: {error.code().name}: {error.details()}; check that server",
+                endpoint=self._address,
             ) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
