@@ -189,12 +189,12 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
     active version served: the first ones of each. So it does not matter which version's answers
     clients saw, and how often they gave feedback on them.
 
-    The differences that the evidence is computed from are:
+    The evidence is computed from these differences:
 
-    - correctness: 1 or -1 for each decisive pair in which neither version failed; - failures: for
-    every pair, whether the active version failed minus whether the candidate did; - tokens: for
-    every pair, (k·active - candidate) / (k·active + candidate), where k is `max_tokens_ratio`, and
-    0 if both versions spent nothing. The margin is 0.
+    - correctness: 1 or -1 for each decisive pair in which neither version failed;
+    - failures: for every pair, whether the active version failed minus whether the candidate did;
+    - tokens: for every pair, (k·active - candidate) / (k·active + candidate), where k is
+      `max_tokens_ratio`, and 0 if both versions spent nothing. The margin is 0.
     """
     if stage == "canary":
         pairs = balanced(pairs)
