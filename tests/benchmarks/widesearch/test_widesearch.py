@@ -170,7 +170,7 @@ def test_unreadable_tasks_are_refused(folder: Path) -> None:
         (
             'unique_columns\\": [\\"name\\"]',
             'unique_columns\\": []',
-            "unique_columns is empty; name every column",
+            "unique_columns must name the keys",
         ),
     ):
         tasks.write_text(originals[1].replace(original, damaged), "utf-8")

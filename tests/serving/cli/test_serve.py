@@ -159,7 +159,7 @@ def test_a_client_says_that_its_gateway_ended_the_connection(
             for connection in connections:
                 connection.close()
     lost = f"the gateway at {address} ended the connection"
-    known = re.search(rf"{lost} while run (run-\w+) was under way; ", shown.err)
+    known = re.search(rf"{lost} while run (run-\w+) was in progress; ", shown.err)
     assert known
     assert (shown.status, f"`rolegate runs resume {known[1]}`" in shown.err) == (1, True)
     assert f"{lost} during the call; " in str(error)

@@ -95,7 +95,7 @@ def test_files_that_do_not_belong_together_are_refused(
     for file, rows, message in (
         (animals_file, fewer, "contains 5 vectors, but the corpus has 4 rows"),
         (animals_file, order, "computes different vectors for the rows"),
-        (animals_file, folder, "contains 2 files; give the path"),
+        (animals_file, folder, "contains 2 files; give the single file"),
         (fewer, fewer, "FAISS cannot read the file"),
         (small, corpus, "dimension 8, but the embedder all-MiniLM.* dimension 384"),
         (broken, corpus, "computes different vectors"),
