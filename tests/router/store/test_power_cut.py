@@ -12,6 +12,7 @@ import tempfile
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import msgspec
@@ -169,7 +170,8 @@ def test_acknowledged_answers_survive_a_power_cut_and_count_once(
     moments = [chance.randint(1, len(noted)) for _ in range(STATES // 2)]
     moments += [chance.choice(deleted) + chance.randrange(_SOON) for _ in range(STATES // 2)]
     states = sorted((min(moment, len(noted)), chance.randrange(1 << 32)) for moment in moments)
-    with ProcessPoolExecutor(PROCESSES) as processes:
+    # A forked process of this one, which has threads, may crash
+    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as processes:
         parts = processes.map(
             partial(checked_states, *recorded),
             [states[part::PROCESSES] for part in range(PROCESSES)],
