@@ -198,9 +198,8 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
                 "--executor, --delegator: both roles have the same base model, so they share one "
                 "adapter; give both options the same value."
             )
-        return [
-            policies[0]._replace(name="shared", roles=tuple(ROLES[role] for role in options.roles))
-        ]
+        both = tuple(ROLES[role] for role in options.roles)
+        return [policies[0]._replace(name="shared", roles=both)]
     return policies
 
 
@@ -257,9 +256,8 @@ async def _trained(
             }
             for policy in policies:
                 learner = learners[policy.name]
-                row[policy.name] = await asyncio.to_thread(
-                    learner.update, [tokens for tokens in batch.rows if tokens.role in policy.roles]
-                )
+                sequences = [tokens for tokens in batch.rows if tokens.role in policy.roles]
+                row[policy.name] = await asyncio.to_thread(learner.update, sequences)
                 learner.save(_folder(out, number, policy))
             row["seconds"] = round(time.monotonic() - begun, 3)
             state.rows.append(row)
