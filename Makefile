@@ -1,6 +1,6 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Compiled modules are kept, whatever the environment says: the tests start many processes.
+# Keep compiled modules, even if the environment forbids it, because the tests start many processes.
 export PYTHONDONTWRITEBYTECODE =
 export Q ?= In which country is the birthplace of the spouse of Worfle Shenlei?
 
@@ -8,15 +8,15 @@ WORK ?= study
 
 .PHONY: ask test test-engines test-all audit check study protos client docs pictures clean
 
-# The demo, also where the checkout holds a config of the user's own.
+# Ask the demo, even if the checkout has a rolegate.toml.
 ask: $(VENV)/ready
 	@$(BIN)/rolegate ask --preset mini --stream -- "$$Q"
 
-# A process more than there are cores, as many tests wait: for timeouts, retries and starting programs.
+# One process more than cores, because many tests wait for timeouts, retries and starting programs.
 JOBS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1)))
 
-# What measures time runs first, in two processes, as it measures their CPU time. An empty result of grep would mean all
-# files.
+# Tests that measure CPU time run first, in two processes. `|| echo tests`: without any file, pytest would
+# collect all files.
 test: $(VENV)/ready-dev
 	@$(BIN)/pytest -n 2 -m "timing and not slow" $$(grep -rlw --include='*.py' 'mark.timing' tests || echo tests)
 	@$(BIN)/pytest -n $(JOBS) -m "not (engines or slow or postgres or timing)"
@@ -24,8 +24,8 @@ test: $(VENV)/ready-dev
 test-engines: $(VENV)/ready-dev
 	@$(BIN)/pytest -m engines
 
-# Known vulnerabilities of the packages in the image. Where the package index offers no list of them,
-# pip-audit says so for each package, and passes.
+# List known vulnerabilities of the packages in the image. If the package index has no such data, pip-audit
+# says so for each package, and passes.
 audit: $(VENV)/ready-dev
 	@$(BIN)/pip-audit --requirement deploy/requirements.lock --disable-pip --progress-spinner off
 

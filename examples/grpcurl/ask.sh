@@ -1,11 +1,10 @@
 #!/bin/sh
-# Asks a rolegate gateway without generated code: reflection tells what there is to call.
+# Ask a rolegate gateway without generated code. The tools get the RPCs by gRPC reflection.
 #
 #   ask.sh HOST:PORT QUESTION [Answer|StreamAnswer]
 #
-# Needs grpcurl or, in its place, grpc_cli. Prints JSON, one object an event for StreamAnswer. An error goes to the
-# standard error stream, with an exit status other than 0. The key, where the gateway wants one, is that of the
-# environment variable ROLEGATE_API_KEY.
+# Needs grpcurl or grpc_cli. Prints JSON; StreamAnswer prints one object per event. Errors are printed to the
+# standard error stream, and the exit status is not 0. If the gateway needs an API key, set ROLEGATE_API_KEY.
 set -eu
 if [ "${1:-}" = --help ] || [ $# -lt 2 ]; then
   sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
