@@ -98,8 +98,8 @@ class Child(Frozen):
         self.process.stdin.write(line + b"\n")
         if not (reply := await self.process.stdout.readline()):
             raise RolegateError(
-                f"{' '.join(self.words)}: the process ended before stdin was closed; see its "
-                "output."
+                f"{' '.join(self.words)}: the process ended before the benchmark; its output above "
+                "says why."
             )
         return reply
 

@@ -268,9 +268,9 @@ def run(options: Options) -> int:
         )
         if not rows:
             raise BadConfig(
-                f"Nothing to learn: {options.filtered} has no turn of the role {options.role} that "
-                f"can become a row (turns: {dict(turns)}); check --role, and the figures of "
-                "`rolegate sft filter`."
+                f"Nothing to learn: {options.filtered} has no turn of the role {options.role} to "
+                f"train on (turns: {', '.join(f'{turns[kind]} {kind}' for kind in turns)}); check "
+                "--role, and the figures of `rolegate sft filter`."
             )
         write_json_lines(options.out / RESULT, rows)
         figures = {

@@ -631,8 +631,8 @@ def roll_out_step(
         return 0
     if not questions:
         raise BadConfig(
-            f"{step.folder}: no question is left to roll out (counts of all questions: "
-            f"{selection}); give more questions."
+            f"{step.folder}: no question is left to roll out (questions: "
+            f"{', '.join(f'{n} {why}' for why, n in selection.items())}); give more questions."
         )
     if isinstance(options, Options) and options.group:
         work = _group(options, options.group, questions)

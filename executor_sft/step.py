@@ -87,7 +87,7 @@ class Step(Frozen):
             # A killed command may have left a temporary file
             if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
                 raise BadConfig(
-                    f"{folder}: contains other files than those of a step; name a new folder."
+                    f"{folder}: contains files that this command did not write; name a new folder."
                 )
             write_json(begun, origin)
         else:

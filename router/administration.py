@@ -160,7 +160,7 @@ class Administration:
             )
         if len(label) > _LONGEST_LABEL or not label.isprintable():
             raise BadRequest(
-                f"label: must be at most {_LONGEST_LABEL} printable characters, in one line."
+                f"label: must be at most {_LONGEST_LABEL} printable characters, got {label!r:.40}."
             )
         text, key = new_key(tenant, SCOPES.intersection(chosen), label)
         first = await self._act(
@@ -178,7 +178,9 @@ class Administration:
         for an unknown key, and `BadRequest` if the key has ended or `grace_s` is out of range.
         """
         if not 0 <= grace_s <= _LONGEST_GRACE_S:
-            raise BadRequest(f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} seconds (366 days).")
+            raise BadRequest(
+                f"grace: must be from 0 to {_LONGEST_GRACE_S:.0f} s (366 days), got {grace_s:g} s."
+            )
         old = await self._known(key_id)
         text, made = new_key(old.tenant, old.scopes)
         key = replace(
@@ -202,7 +204,10 @@ class Administration:
         future.
         """
         if at is not None and not time.time() < at <= _LAST_TIME:
-            raise BadRequest("expire_time: must be in the future, and before the year 10000.")
+            raise BadRequest(
+                "expire_time: must be in the future, and before the year 10000, but the "
+                f"request has the Unix time {at:.0f}."
+            )
         key = await self._known(key_id)
         return await self._change("expire_key", key, {"revoked_at": at}, ends_at=at)
 

@@ -163,7 +163,7 @@ async def _answer_now(agent: Agent, work: ContextWindow, context: RunContext) ->
             output = await agent.ask(work, context, until=context.deadline, index=0)
     except TimeoutError:
         raise OutOfTime(
-            "The deadline passed before the answer was written; allow a longer deadline."
+            "The deadline passed before the answer was written; raise server.timeout_s."
         ) from None
     except ContextTooLong:
         return ""
@@ -185,7 +185,7 @@ class NoRetrieval(Frozen):
                 output = await self.role.ask(messages, ("</answer>",), context.ledger)
         except TimeoutError:
             raise OutOfTime(
-                "The deadline passed before the answer was written; allow a longer deadline."
+                "The deadline passed before the answer was written; raise server.timeout_s."
             ) from None
         trajectory = Trajectory("", "answered", answering=Conversation(messages, (output,)))
         return trajectory.answered(parse_answer(output.text))

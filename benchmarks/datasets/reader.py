@@ -68,8 +68,8 @@ def read_entries(path: Path) -> Iterator[Entry]:
             plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
             raise BadCorpus(
-                f"{where}: {error}; the row was read as {known}, the format that its fields "
-                "suggest."
+                f"{where}: {error}; correct or remove it (the row was read as {known}, the format "
+                "that its fields suggest)."
             ) from None
         name = file.absolute().parent.name if known in ("flashrag", "plain") else known
         question = BenchmarkQuestion(

@@ -177,7 +177,8 @@ class Pipeline:
         self._log.write(name, completion, time.time())
         if completion.finish_reason != "stop" or not completion.prompt_tokens:
             raise RolegateError(
-                f"{name}: the reply was cut off or has no usage; raise MAX_TOKENS: {completion}"
+                f"{name}: the reply ended with {completion.finish_reason!r} and has "
+                f"{completion.prompt_tokens} prompt tokens; if cut off, raise gateway.MAX_TOKENS"
             )
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens
@@ -198,7 +199,7 @@ def _required(tag: str, text: str) -> str:
     """Return the text inside the element with this tag. Raises `RolegateError` if there is none."""
     if not (content := _inside(tag, text)):
         raise RolegateError(
-            f"a model must write <search> or <{tag}>, but wrote {text!r}; correct `canned`"
+            f"a model wrote neither <search> nor <{tag}>, but {text!r}; correct gateway.canned"
         )
     return content
 

@@ -128,7 +128,7 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         if self._reply and not self._reply.done():
             self._reply.set_exception(
-                RolegateError("the connection to the model broke before the reply was complete")
+                RolegateError("the model's connection broke before the reply ended; run this again")
             )
 
     def on_body(self, body: bytes) -> None:

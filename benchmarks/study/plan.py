@@ -94,7 +94,9 @@ def read_plan(path: Path) -> Plan:
         raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file.") from None
     except msgspec.ValidationError as error:
         text, _, where = str(error).partition(" - at `$")
-        raise BadConfig(f"{path}: {where.strip('`').lstrip('.') or 'the file'}: {text}") from None
+        raise BadConfig(
+            f"{path}: {where.strip('`').lstrip('.') or 'the file'}: {text}; see docs/study.md"
+        ) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{path}: is not valid TOML ({error}); correct the file.") from None
     for name, model in plan.models.items():

@@ -145,8 +145,8 @@ def begin_cell(folder: Path, cell: SweepCell) -> Path:
         return Step.begin(folder / CELLS / cell.folder, cell.name, {}, cell.settings).folder
     except BadConfig as error:
         raise BadConfig(
-            f"the cell {cell.name} has changed, so its old and new results cannot be combined: "
-            f"{error}"
+            f"the settings of {cell.name} have changed, so its old and new results cannot be "
+            f"combined: {error}"
         ) from None
 
 

@@ -47,7 +47,8 @@ class Learner:
                 model = peft.get_peft_model(weights, config)
         except (ValueError, RuntimeError, OSError) as error:
             raise BadConfig(
-                f"{base}: the adapter does not fit this model ({error}); use its base model."
+                f"{base}: the adapter does not fit this model ({error}); name the adapter's base "
+                "model, or correct target_modules in the recipe."
             ) from None
         self._has_start = start is not None
         self._model: Any = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
@@ -74,14 +75,14 @@ class Learner:
         gap = sums.gap / tokens
         if not isfinite(norm + gap):
             raise BadConfig(
-                "The gradient is not a number. The last adapter is kept; lower learning_rate, and "
-                "start again from that adapter."
+                "Training stopped, because the gradient is not a number. Lower the recipe's "
+                "learning_rate, and start again from the last adapter (folder steps of --out)."
             )
         if gap > self._recipe.max_gap:
             raise BadConfig(
-                f"Log-probabilities of engine and trainer differ by {gap:.4f} nats per token, more "
-                f"than max_gap = {self._recipe.max_gap}. Serve exactly this base model, in fp32 or "
-                "bf16, without quantization; or raise max_gap, if the model is large."
+                f"Training stopped: log-probabilities of engine and trainer differ by {gap:.4f} "
+                f"nats a token, above the recipe's max_gap, {self._recipe.max_gap}. Serve exactly "
+                "this base model, in fp32 or bf16, unquantized; or raise max_gap for a large model."
             )
         if rows:
             self._optimizer.step()

@@ -169,8 +169,8 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
     """
     if recipe.temperature < _MIN_TEMPERATURE:
         raise BadConfig(
-            f"temperature: must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; engines "
-            "report probabilities at temperature 1, so the probability ratios would be biased."
+            f"recipe: temperature must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; "
+            "engines report probabilities at temperature 1, so the ratios would be biased."
         )
     policies: list[Policy] = []
     for trained in options.roles:
@@ -178,8 +178,8 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
         role = config.roles.by_name[name]
         if role.top_p != 1:
             raise BadConfig(
-                f"roles.{name}.top_p: must be 1, got {role.top_p}; a lower value would bias the "
-                "probability ratios."
+                f"roles.{name}.top_p: must be 1, got {role.top_p}; set it to 1, as a lower value "
+                "would bias the probability ratios of the training."
             )
         base = options.model
         if role.engine:

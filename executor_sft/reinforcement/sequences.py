@@ -165,8 +165,8 @@ def _tokens(output: Completion, run: Run, work: AgentWork) -> TokenIds:
     tokens = output.tokens
     if tokens is msgspec.UNSET or tokens.logprobs is msgspec.UNSET:
         raise BadConfig(
-            f"{run.id}: {work.agent.path} has outputs without token ids or log-probabilities; "
-            f"serve the role {work.agent.role} by vLLM, and roll out the questions again."
+            f"run {run.id}: outputs of the agent {work.agent.path} lack token ids or "
+            f"log-probabilities; serve the role {work.agent.role} by vLLM, and roll out again."
         )
     return tokens
 

@@ -24,9 +24,13 @@ class Timeouts(Frozen):
         """Return the error to raise for a call that took too long. `wrote`: True if the model had
         written its first token.
         """
-        problem = f"no token within {self.silent_s:g} s; raise first_token_timeout_s"
+        problem = (
+            f"it wrote nothing within {self.silent_s:g} s; raise the role's first_token_timeout_s"
+        )
         if wrote:
-            problem = f"the output did not end within {self.call_s:g} s; raise call_timeout_s"
+            problem = (
+                f"its output did not end within {self.call_s:g} s; raise the role's call_timeout_s"
+            )
         return UpstreamUnavailable(
             f"model {model.name!r}: {problem}", endpoint=model.endpoint, repeatable=False
         )

@@ -91,5 +91,5 @@ def check_sizes(message: Message, at: str = "") -> None:
             length = max(map(len, value if field.is_repeated else [value]))
             if length > _LONGEST_NAME:
                 raise BadRequest(
-                    f"{name} has {length} characters; at most {_LONGEST_NAME} are allowed; cut it."
+                    f"{name} has {length} characters; the limit is {_LONGEST_NAME}; shorten it."
                 )

@@ -127,7 +127,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     errors.ContextTooLong: (
         "{who} does not accept a prompt of this length; send a shorter request."
     ),
-    errors.ContentRefused: "{who} declines this request: {words}",
+    errors.ContentRefused: "{who} declines this request; rephrase it: {words}",
     UpstreamProtocolError: (
         "{who} sent an invalid reply; try again, or tell the gateway's operator."
     ),

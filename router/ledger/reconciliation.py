@@ -136,7 +136,7 @@ class Reconciler(Frozen):
             return unknown("the engine was restarted during the comparison; try again")
         if not after.complete:
             return unknown(
-                "calls since the engine's start were deleted, so the ledger's sums are too low"
+                "calls since the engine's start were deleted (server.keep_days); restart the engine"
             )
 
         prompt = ReconciledTokens(
@@ -186,7 +186,8 @@ class VLLMCounts(Frozen):
         except OSError as error:
             cause = type(error.__cause__ or error).__name__
             raise UpstreamUnavailable(
-                f"{shown_url} cannot be read (is the engine running?): {cause}", endpoint=shown_url
+                f"{shown_url} cannot be read ({cause}); check that the engine runs",
+                endpoint=shown_url,
             ) from error
         return _count(metrics, shown_url)
 
@@ -206,6 +207,7 @@ def _count(metrics: str, endpoint: str) -> EngineCount:
         starts = samples.get("vllm:prompt_tokens_created") or samples["process_start_time_seconds"]
     except KeyError as missing:
         raise UpstreamProtocolError(
-            f"{endpoint} has no metric {missing}, so it is not a vLLM engine", endpoint=endpoint
+            f"{endpoint} has no metric {missing}; only engines with vLLM's metrics can be compared",
+            endpoint=endpoint,
         ) from None
     return EngineCount(min(starts), Tokens(int(sum(prompt)), int(sum(completion))))

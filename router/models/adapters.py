@@ -74,7 +74,7 @@ class Adapters:
                 return status == 200
         except (aiohttp.ClientError, TimeoutError, *JSON_ERRORS) as error:
             raise UpstreamUnavailable(
-                f"loading the adapter {name} failed: {type(error).__name__}; check the engine",
+                f"adapter {name} was not loaded ({type(error).__name__}); is the engine running?",
                 endpoint=self._base_url,
             ) from error
 
@@ -142,5 +142,5 @@ def _reason(body: bytes, folder: Path) -> str:
         )
     message = " ".join(failure.message.split())[:_MAX_CHARS]
     if "size of tensor" in message:
-        return f"the adapter's weights do not fit the base model that the engine serves: {message}"
+        return f"it does not fit the engine's base model ({message}); train it on that model."
     return message

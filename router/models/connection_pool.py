@@ -319,7 +319,7 @@ class _Connection(asyncio.Protocol):
             self._end()
         elif self._bare > _MAX_HEAD:
             broken = httptools.HttpParserError(
-                f"the reply has more than {_MAX_HEAD >> 10} KiB of headers"
+                f"the reply has more than {_MAX_HEAD >> 10} KiB of headers; check base_url"
             )
         if broken or (self.free and not self._keeps):
             self._end(broken)
@@ -346,7 +346,9 @@ class _Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            return httptools.HttpParserError(f"the reply is not valid HTTP: {error}")
+            return httptools.HttpParserError(
+                f"the reply is not valid HTTP; check base_url: {error}"
+            )
         return None
 
     def _pass_on(self, reader: ReplyReader) -> None:
@@ -359,7 +361,7 @@ class _Connection(asyncio.Protocol):
             coding = self._headers.get("content-encoding", "identity")
             if coding != "identity" and self._status < 300:
                 raise httptools.HttpParserError(
-                    f"the reply has the encoding {coding!r}, but the request allows only `identity`"
+                    f"the reply has the encoding {coding!r}; turn compression off at the endpoint"
                 )
             reader.begun(self._status, self._headers)
         if not self._pieces:

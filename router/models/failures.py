@@ -226,7 +226,7 @@ class Upstream:
             return ContextTooLong(f"{message}; {hint}", endpoint=self._endpoint)
         if status in _UNAVAILABLE:
             return UpstreamUnavailable(
-                message,
+                f"{message}; try again, or read the endpoint's log",
                 endpoint=self._endpoint,
                 retry_after_s=_pause_s(headers or {}, text),
                 unspent=status in _TURNED_AWAY,
@@ -234,7 +234,9 @@ class Upstream:
                 throttled=status == _THROTTLED,
             )
         if status not in _REFUSED:
-            return self.protocol_error(f"HTTP {status}: {text}")
+            return self.protocol_error(
+                f"unexpected reply, HTTP {status}; check the address: {text}"
+            )
         if _DECLINED.search(text):
             return self.declined(text)
         lasting = status in _LASTING
@@ -278,7 +280,7 @@ class Upstream:
         """
         words = self._short(text)
         return ContentRefused(
-            f"model {self._model!r} declined the prompt: {words}",
+            f"model {self._model!r} declined the prompt; rephrase the request: {words}",
             endpoint=self._endpoint,
             words=words,
         )
@@ -325,7 +327,7 @@ def _hint(parameter: re.Match[str]) -> str:
     if name := parameter[1]:
         return (
             f"the endpoint does not accept the parameter {name}; "
-            f'leave it out with omit = ["{name}"]'
+            f'leave it out with omit = ["{name}"] in the table of the role'
         )
     return (
         f"the endpoint does not accept the parameter {parameter[2]}; remove it from the role's "

@@ -64,7 +64,9 @@ class LiteLLMModel:
         """See `Model`."""
         reply = self._read(await self._call(prompt))
         if reply.choice is None:
-            raise self._upstream.protocol_error("the reply has no choices")
+            raise self._upstream.protocol_error(
+                "the reply contains no output (`choices`); check the model's name"
+            )
         # LiteLLM fills in zeros if the provider reports no usage; a real prompt has at least one
         # token.
         if reply.usage and not reply.usage.prompt_tokens:

@@ -378,7 +378,7 @@ class _Reply:
             if self.status != 200:
                 raise _Enough
             raise self._upstream.protocol_error(
-                f"the reply has more than {self._limit >> 20} MiB, which is the limit"
+                f"the reply has more than {self._limit >> 20} MiB, the limit; check the endpoint"
             )
         if self._size == len(data) and data.lstrip()[:1] == b"{":
             self.events = None
@@ -406,7 +406,9 @@ class _Reply:
             choice = reply.choice
             if choice is None or (choice.content == MessageReply() and not choice.finish_reason):
                 start = bytes(self.body[:100])
-                raise self._upstream.protocol_error(f"the reply contains no output: {start!r}")
+                raise self._upstream.protocol_error(
+                    f"the reply contains no output; check the endpoint: {start!r}"
+                )
             if len(replies) == 1 and not choice.delta:
                 self.streamed.take_complete(reply)
             else:  # chunks, one per line
@@ -438,7 +440,7 @@ class _Reply:
             replies = read_replies(body)
         except JSON_ERRORS as error:
             raise self._upstream.protocol_error(
-                f"the reply is not JSON: {error} in {bytes(body[:100])!r}"
+                f"the reply is not JSON; check base_url ({error} in {bytes(body[:100])!r})"
             ) from error
         for reply in replies:
             ends = not reply.choices or reply.choices[0].finish_reason

@@ -55,7 +55,7 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
         for name, limit in limits.items():
             if len(getattr(self, name)) > limit:
                 chars = len(getattr(self, name))
-                return f"{name} has {chars} characters; at most {limit} are allowed."
+                return f"{name} has {chars} characters; the limit is {limit}; shorten it."
         if not self.language.isprintable():
             return "language has control characters; write a language's name, such as German."
         if self.max_answer_tokens < 0:

@@ -75,7 +75,9 @@ class LiveRun:
         ended.
         """
         if self._reason is None and not self.ended.done():
-            self._reason = reason or RunCancelled(f"Run {self.run_id} was cancelled on request.")
+            self._reason = reason or RunCancelled(
+                f"Run {self.run_id} was cancelled on request; ask again to get an answer."
+            )
             self._task.cancel()
 
     def reason(self, cancelled: asyncio.CancelledError) -> BaseException:

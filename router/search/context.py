@@ -115,7 +115,7 @@ class RunContext(Frozen):
         """
         if outcome == "time_exhausted":
             raise OutOfTime(
-                "The deadline passed before anything was found; allow a longer deadline, or use a "
+                "The deadline passed before anything was found; raise server.timeout_s, or use a "
                 "faster model."
             )
         if outcome == "budget_exhausted" and self.ledger.refusal is not None:

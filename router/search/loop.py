@@ -285,7 +285,7 @@ class FactorizedSearch(Frozen):
                 )
         except TimeoutError:
             raise OutOfTime(
-                "The deadline passed before the answer was written; allow a longer deadline."
+                "The deadline passed before the answer was written; raise server.timeout_s."
             ) from None
         trajectory = replace(trajectory, answering=answering)
         if isinstance(answer, Malformed):

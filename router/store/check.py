@@ -114,7 +114,7 @@ def _check_run(row: Row[Any], booked: dict[int, RowMapping]) -> Iterator[str]:
     if row.status == "running":
         return
     if row.trace is None:
-        yield f"is {row.status}, but has no trace"
+        yield f"is {row.status}, but its trace (texts and calls) is missing"
         return
     try:
         run = run_of(row)
@@ -124,12 +124,12 @@ def _check_run(row: Row[Any], booked: dict[int, RowMapping]) -> Iterator[str]:
 
     recorded = {"id": row.run_id, **row._mapping}
     if wrong := [name for name in _OF_RUN if getattr(run, name) != recorded[name]]:
-        yield f"the trace and the row of the run differ in {', '.join(wrong)}"
+        yield f"its trace and its row in the table runs differ in {', '.join(wrong)}"
     traced = {call.number: call_row(call) for call in run.calls}
     for number, call in sorted(traced.items()):
         if number not in booked:
-            yield f"call {number} is in its trace, but has no row"
+            yield f"call {number} is in its trace, but not in the table calls"
         elif wrong := [name for name, value in call.items() if booked[number][name] != value]:
-            yield f"call {number} differs between its row and the trace in {', '.join(wrong)}"
+            yield f"call {number}: the trace and the table calls differ in {', '.join(wrong)}"
     for number in sorted(booked.keys() - traced):
-        yield f"call {number} has a row, but is not in its trace"
+        yield f"call {number} is in the table calls, but not in its trace"

@@ -228,7 +228,7 @@ _LOST_TO_OTHERS = ("40001", "40P01", "23505")
 """Error codes of PostgreSQL for transactions that failed because of a conflict with another
 transaction. Nothing was changed, and the transaction can be repeated.
 """
-FAILED = "The database failed; try again later."
+FAILED = "The database failed; try again later. The gateway's log states why (store.failed)."
 _LOST = (
     "The database file was deleted or replaced while the gateway ran, so the database cannot be "
     "used any more; restart the gateway. Everything acknowledged since is in the gateway's log."

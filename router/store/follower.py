@@ -130,8 +130,8 @@ class Follower:
                 await self._written.wait_for(lambda: self.has(ready[-1].position))
         except TimeoutError:
             raise StoreFailed(
-                "The database does not have all acknowledged runs yet, because it is behind the "
-                "log; try again."
+                "The gateway has not yet copied all finished runs from its log to the database; "
+                "try again in a few seconds."
             ) from None
 
     async def committed(self, run_id: str) -> None:
@@ -253,8 +253,8 @@ class Follower:
                 give_back_room(segment)
         except (OSError, msgspec.DecodeError) as error:
             advice = (
-                "if another release wrote it, start and stop that release; or move the log away, "
-                "which loses its last runs"
+                "if another release of rolegate wrote it, start and stop the gateway of that "
+                "release; or move the log away, which loses its last runs"
             )
             raise BadConfig(
                 f"server.store: the log {self._log.folder} cannot be read ({error}); {advice}."
@@ -404,5 +404,5 @@ async def _followed(database: Database, folder: Path) -> None:
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise StoreFailed(
-            "The gateway has not written its whole log to the database yet; try again."
+            "A gateway has not yet copied its whole log to the database; try again in a minute."
         ) from None

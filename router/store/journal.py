@@ -514,13 +514,13 @@ class LogJournal:
                     await self._watch_database(deletes=bool(problem) or not turn % _SELDOM)
                 problem = None
             except TimeoutError:
-                problem = f"writing to the database took more than {_DATABASE_TIMEOUT_S:g} s"
+                problem = f"the database did not answer within {_DATABASE_TIMEOUT_S:g} s; check it"
             except Exception as error:  # an unexpected error must not end the loop
                 problem = str(error) or type(error).__name__
 
             late: str | None = None
             if self._follower.behind:
-                late = problem or "the database is too far behind the log; try again later"
+                late = problem or "the database lacks too many runs of the log; try again later"
             self._refusal = full or late
             self._on_health(self._refusal or problem)
 

@@ -418,8 +418,8 @@ class RunLog:
         for file, path in ((self._lock, self.folder / "owner"), (self._file, self._path)):
             if identity(file) != identity(path):
                 self.failed = (
-                    f"{path} was deleted or replaced while the gateway ran, so nothing can be "
-                    "acknowledged; restart the gateway"
+                    f"{path} was deleted or replaced while the gateway ran, so no run can be "
+                    "stored; restart the gateway"
                 )
                 _log.error("log.gone", file=str(path), advice="restart the gateway")
                 return self.failed
@@ -429,7 +429,7 @@ class RunLog:
         if free < _MIN_FREE:
             return (
                 f"The disk of the log {self.folder} is full: {free >> 20} MiB are free, and "
-                f"{_MIN_FREE >> 20} MiB are needed; make room there, or move the log."
+                f"{_MIN_FREE >> 20} MiB are needed; make room there, or move the log (server.log)."
             )
 
         wanted = self._offset + _ROOM_FOR_ENDS + _ROOM_FOR_AN_END
@@ -465,7 +465,7 @@ class RunLog:
         self._thread.shutdown()
         with suppress(StoreFailed):
             self._flush()
-        self.failed = self.failed or "The log is closed."
+        self.failed = self.failed or "The gateway's log is closed, as the gateway stops; try again."
         for file in (*self._unsynced, self._file):
             if file != -1:
                 os.close(file)
@@ -500,7 +500,10 @@ class RunLog:
         try:
             os.ftruncate(self._file, self._offset)
         except OSError as error:
-            self.failed = f"The log {self._path} cannot be written: {error.strerror}."
+            self.failed = (
+                f"The log {self._path} cannot be written ({error.strerror}); check its disk, and "
+                "restart the gateway."
+            )
         self._allocated = self._offset
         return StoreFailed(
             self.failed or _reason(OSError(errno.ENOSPC, "No space left on device"), self.folder)
@@ -554,8 +557,8 @@ class RunLog:
 
     def _not_synced(self, error: BaseException) -> None:
         self.failed = (
-            f"The log {self.folder} cannot be synced to disk ({error}), so no answer is "
-            "acknowledged; check the disk, and restart the gateway."
+            f"The log {self.folder} cannot be synced to disk ({error}), so no run can be "
+            "stored; check the disk, and restart the gateway."
         )
         advice = "check the disk, and restart the gateway"
         _log.error("log.not_synced", error=str(error), advice=advice)
@@ -620,13 +623,13 @@ def _as_store_failed(folder: Path) -> Iterator[None]:
 
 def _reason(error: OSError, folder: Path) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return f"The disk of the log {folder} is full; make room there, or move the log."
+        return f"The disk of the log {folder} is full; make room, or move the log (server.log)."
     if error.errno == errno.EFBIG:
         return (
             f"The log {folder} cannot be written, because a file has reached the limit on file "
             "sizes (ulimit -f); raise the limit."
         )
-    return f"The log {folder} cannot be written: {error.strerror}."
+    return f"The log {folder} cannot be written ({error.strerror}); check its disk and permissions."
 
 
 def read_all(folder: Path) -> Iterator[Segment]:

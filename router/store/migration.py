@@ -193,8 +193,8 @@ def _apply(connection: Connection, missing: Sequence[Step], release: Release) ->
         lost = connection.exec_driver_sql("PRAGMA foreign_key_check").first()
         if lost:
             raise BadConfig(
-                f"the revisions up to {missing[-1].revision} leave a row of the table {lost[0]} "
-                f"that refers to a missing row of {lost[2]}. Nothing was changed; run `rolegate "
+                f"after its upgrade to schema {missing[-1].revision}, a row of the table {lost[0]} "
+                f"would refer to a missing row of {lost[2]}. Nothing was changed; run `rolegate "
                 "store check`, and restore a backup if that finds the row, too."
             )
     numbers = [step.number for step in missing if step.number]

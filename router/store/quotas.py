@@ -200,7 +200,7 @@ class Quotas:
                     raise _used_up(message, unit, at, left, f": {later.against(amount)}")
                 raise QuotaExhausted(
                     f"{message}, and what is left is reserved for other calls: "
-                    f"{now.against(amount)}; try again when they have ended.",
+                    f"{now.against(amount)}; try again when those calls have ended.",
                     retry_after_s=_SOON_S,
                     contended=True,
                     left=None if unit == "minute" else now,

@@ -63,7 +63,9 @@ class Identity(Frozen):
                 raise no_index(name)
         names = sorted({self._in_scopes(name) for name in index}) or self.indexes
         if sum("/" in name for name in names) > 1:  # only an operator may search them at all
-            raise BadRequest("index: names uploads of several tenants; name those of one tenant.")
+            raise BadRequest(
+                f"index: names uploads of several tenants ({', '.join(names)}); keep one."
+            )
         return Scope(tuple(names), only)
 
     def may_search(self, index: str) -> bool:

@@ -72,8 +72,8 @@ class HeldOutTest:
         traffic = self._executors.traffic
         if (traffic.candidate, traffic.active) != (candidate, active):
             raise BadVersion(
-                f"{candidate}: is not the candidate of this gateway, so it cannot be tested; if "
-                "it is still on trial, search the gateway's log for version.not_loaded."
+                f"{candidate}: is not on trial at this gateway, so it cannot be tested; if its "
+                "trial has not ended, search the gateway's log for version.not_loaded."
             )
         places = asyncio.Semaphore(_AT_ONCE)
 

@@ -136,7 +136,7 @@ class Trials:
             return  # the traffic has changed since the run began
         result = await self._run_other(run, other)
         if result is None:
-            error = "A budget, or a failure that no version can prevent, ended the trial early."
+            error = "A used-up budget, or a failure outside the executor, ended the repeated run."
             _log.warning("trial.given_up", run_id=run.id, error=error)
         if result is None or self._executors.traffic != traffic:
             return

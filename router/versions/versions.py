@@ -129,7 +129,7 @@ class VersionDraft:
             retired = [other for other in self._now.values() if other.state == "retired"]
             if not retired:
                 raise BadRequest(
-                    f"version {version.version!r}: no retired version is left; promote another."
+                    f"version {version.version!r}: no retired version is left; promote another one."
                 )
             before = max(retired, key=lambda version: version.state_at)
             self.move(before, "active", "promote", f"{version.version} was rolled back.")
@@ -240,7 +240,7 @@ class Versions:
         """
         if not _NAME.fullmatch(name):
             raise BadRequest(
-                f"version {name!r}: is not a valid name; use a name such as executor-000001."
+                f"version {name!r}: is not a valid name; use executor- and six digits or more."
             )
         if any(version.version == name for version in await self.book.versions()):
             raise BadRequest(
@@ -432,7 +432,7 @@ class Versions:
         manifest = VersionDraft(await self.book.versions(), "operator").find(name).manifest
         if manifest and await self.load(name) != manifest:
             raise BadVersion(
-                f"{name}: has changed since it was registered; publish the changed files as a new "
+                f"{name}: its files have changed since it was registered; publish them as a new "
                 "version, because a name is used only once."
             )
 

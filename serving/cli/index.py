@@ -185,8 +185,8 @@ async def _build(options: BuildOptions) -> None:
     config, engines = _retrieval(options)
     if options.ray and not config.embedder.in_process:
         raise BadConfig(
-            "--ray: works only with the default embedder MiniLM, but another embedder is "
-            "configured; leave --ray out, or configure no other embedder."
+            "--ray: works only with the default embedder MiniLM, but the config has another one; "
+            "leave --ray out, or remove the table [retrieval.embedder] from the config."
         )
     log = partial(Console(stderr=True).print, markup=False)
     async with open_embedder(config.embedder, engines, log, cpu_threads=cores()) as embedder:

@@ -81,8 +81,8 @@ def time_argument(text: str) -> datetime:
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         raise BadConfig(
-            f"{text!r} is not a time; write 2026-11-21, 2026-11-21T10:00 (UTC, unless it names a "
-            "zone), 7d (7 days ago) or 12h (12 hours ago)."
+            f"--since, --until: {text!r} is not a time; write 2026-11-21, 2026-11-21T10:00 (UTC, "
+            "if no zone is named), 7d (7 days ago) or 12h (12 hours ago)."
         ) from None
 
 

@@ -144,8 +144,8 @@ def _see_file(url: str) -> None:
     """Raise `BadConfig` if `url` names a SQLite file that is empty or does not exist."""
     if (file := sqlite_file(url)) and not (file.exists() and file.stat().st_size):
         raise BadConfig(
-            f"server.store: {file} {'is empty' if file.exists() else 'does not exist'}; "
-            "`rolegate serve` creates it."
+            f"server.store: {file} {'is empty' if file.exists() else 'does not exist'}; correct "
+            "the path, or start the gateway, which creates the store (`rolegate serve`)."
         )
 
 
@@ -160,12 +160,12 @@ async def _check(options: JSONConfigOptions) -> int:
         with _progress("checking runs") as on_progress:
             checked = await check(database, on_progress)
     checked.problems[:0] = [
-        Problem("log", f"segment {number} is missing: runs that were stored only there are lost")
+        Problem("log", f"its file {number:08}-….log is missing: runs that only it had are lost")
         for number in missing
     ]
     verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"
     if checked.problems:
-        verdict = counted(len(checked.problems), "problem")
+        verdict = f"{counted(len(checked.problems), 'problem')}; to repair, restore a backup"
     lines = [f"{problem.where}: {problem.what}" for problem in checked.problems]
     sums = f"{counted(checked.runs, 'run')}, {counted(checked.calls, 'call')}"
     lines.append(f"schema {checked.schema}, {sums} and their references: {verdict}")

@@ -18,7 +18,7 @@ from serving.engines.versions import MANIFEST
 _NOT_EXTRA = {
     "max_tokens": "set the role's max_tokens instead.",
     "max_completion_tokens": "set the role's max_tokens instead.",
-    "n": "the gateway reads one output per request.",
+    "n": "leave it out, as the gateway reads one output per request.",
 }
 """Fields that `extra_body` must not contain, because they change how much a model may write, each
 with the advice for the error message.
@@ -136,12 +136,12 @@ def _server_and_tables(config: Config) -> Iterator[str]:
         for field in price.impossible:
             yield (
                 f"prices.{model!r}.{field}: must be between 0 and {MAX_DOLLARS:,} dollars per "
-                "million tokens."
+                f"million tokens, got {getattr(price, field)}."
             )
     if config.table.max_rows > config.table.max_tasks:
         yield (
-            "table.max_rows: must be at most table.max_tasks, because each row of a table takes at "
-            "least one task; lower it, or raise table.max_tasks."
+            f"table.max_rows: must be at most table.max_tasks ({config.table.max_tasks}), because "
+            f"each row takes at least one task, got {config.table.max_rows}; change one of the two."
         )
 
 
@@ -170,8 +170,8 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
             )
     if role.context_tokens is not None and role.context_tokens <= role.max_tokens:
         yield (
-            f"{key}.context_tokens: must be more than max_tokens, because the context includes the "
-            "output."
+            f"{key}.context_tokens: must be more than max_tokens ({role.max_tokens}), because the "
+            f"context includes the output, got {role.context_tokens}; change one of the two."
         )
     if role.replicas and hosted:
         yield (
@@ -296,8 +296,8 @@ def _retrieval(config: Config) -> Iterator[str]:
         shape = FACTORY.fullmatch(index.vectors)
         if shape and shape[3] and dimension % int(shape[3]):
             yield (
-                f"{key}.vectors: the number after PQ must divide the dimension of the embedder, "
-                f"{dimension}."
+                f"{key}.vectors: {index.vectors} does not fit the embedder; the number after PQ "
+                f"must be a divisor of its dimension, {dimension}."
             )
         if index.milvus and partitions.count(index.milvus) > 1:
             yield f"{key}.milvus: another index has the same partition; name another partition."

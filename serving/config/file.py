@@ -127,7 +127,7 @@ def _resolved(
 
 def plain_error(message: str, tables: dict[str, Any]) -> str:
     """Return msgspec's error message in plain words, with the key first, such as
-    `roles.execution.max_turn: unknown field; did you mean search.max_turns?`. `tables`: the parsed
+    `roles.execution.max_turn: unknown key; did you mean search.max_turns?`. `tables`: the parsed
     TOML file.
     """
     text, _, where = message.partition(" - at `$")
@@ -137,11 +137,11 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
     if named and isinstance(kind := _kind(f"{section}["), StructType):
         key = f"{section}.{_bad_entry(tables[section], kind.cls)}{rest}"
     if unknown := re.fullmatch(r"Object contains unknown field `(.+)`", text):
-        return f"{_joined(key, unknown[1])}: unknown field; {_instead(unknown[1], place, key)}"
+        return f"{_joined(key, unknown[1])}: unknown key; {_instead(unknown[1], place, key)}"
     if missing := re.fullmatch(r"Object missing required field `(.+)`", text):
         return f"{_joined(key, missing[1])}: missing; add it to the file"
     if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
-        return f"{key}: {text.lower()}; there are: {', '.join(map(str, kind.values))}"
+        return f"{key}: {text[13:]} is not possible; use {', '.join(map(str, kind.values))}"
     problem = plain_words(text)
     in_range = re.match(f"must be ({'|'.join(_RANGES.values())}) ", problem)
     if in_range and (value := _value(tables, key)) is not None:
@@ -190,9 +190,7 @@ def _instead(unknown: str, place: str, table: str) -> str:
     here = {key: _joined(table, key) for key in _keys(place)}
     others = {key: f"{section}.{key}" for section in _keys("") for key in _keys(section)}
     meant = difflib.get_close_matches(unknown, others | here, 1, _ALIKE)
-    return (
-        f"did you mean {(others | here)[meant[0]]}?" if meant else f"there are: {', '.join(here)}"
-    )
+    return f"did you mean {(others | here)[meant[0]]}?" if meant else f"use {', '.join(here)}"
 
 
 def _keys(place: str) -> list[str]:

@@ -87,7 +87,7 @@ def _decoded(line: bytes, where: str) -> _RawRow:
         )
     if line.lstrip().startswith(b"["):
         raise BadCorpus(
-            f"{where}: a list, not an object; write one JSON object per line (use `jq -c '.[]'`)."
+            f"{where}: is a list, not an object; write one JSON object per line (`jq -c '.[]'`)."
         )
     try:
         line.decode()

@@ -96,7 +96,7 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
         yield base, base.stat()
         return
     root = base.resolve()
-    outside = f"a link to no file in {escaped(str(base))}; to index its target, name the target too"
+    outside = f"a link to outside {escaped(str(base))}, or to no file; name its target to index it"
     walk = os.walk(base, onerror=lambda error: skip(error.filename, error.strerror))
     for folder, folders, names in walk:
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -70,7 +70,9 @@ class ServerProcess:
                 env={**self.environment, **os.environ},
                 start_new_session=True,
             )
-        reason = f"was not ready within {self.ready_within_s:.0f} s (ready_within_s)"
+        reason = (
+            f"was not ready in {self.ready_within_s:.0f} s; if it still loads, raise ready_within_s"
+        )
         async with at_most(self.ready_within_s):
             while self._process.returncode is None:
                 if await self.answers(self.ready_within_s):

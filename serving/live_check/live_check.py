@@ -194,7 +194,9 @@ async def _probe_role(
         )
         stops = ProbeResult(False, "ignored", advice)
     usage = ProbeResult(
-        False, "none", "the endpoint reports no token counts, so tokens and cost remain unknown"
+        False,
+        "none",
+        "the endpoint reports no token counts, so costs stay unknown; choose another to know them",
     )
     if completion.usage is not None:
         usage = ProbeResult(True, "counted")
@@ -310,7 +312,7 @@ def _judged(
 
 def _judged_context(tokens: int | None, typical: Use, at_most: Use) -> ProbeResult:
     if tokens is None:
-        calls = f"a call takes {typical.longest} to {at_most.longest} tokens"
+        calls = f"it must fit calls of {typical.longest} to {at_most.longest} tokens"
         return ProbeResult(None, "unknown", f"the model's context length is unknown; {calls}")
     if tokens >= at_most.longest:
         return ProbeResult(True, str(tokens))
@@ -337,7 +339,7 @@ async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> P
     word = ", ".join(tool for tool in listed if tool in config.allow) or "none allowed"
     if others:
         word += f"; not allowed: {others}"
-    advice = f"tools.{name}.allow names tools that the server lacks: {lacking}" if lacking else ""
+    advice = f"correct tools.{name}.allow: the server has no tool {lacking}" if lacking else ""
     return {
         "starts": ProbeResult(True),
         "tools": ProbeResult(not lacking, word, advice, needed=True),

@@ -311,9 +311,9 @@ def _open(config: RetrievalConfig, embedder: Embedder) -> Index:
     index = Index.open(Path(config.index or ""), embedder, store=vector_store(config))
     if index.manifest.lexical != config.lexical:
         raise BadIndex(
-            f"{config.index}: was built {'with' if index.manifest.lexical else 'without'} "
-            f"word statistics, but retrieval.lexical is {str(config.lexical).lower()}; change the "
-            "key, or run `rolegate index build` again."
+            f"{config.index}: was built with lexical = {str(index.manifest.lexical).lower()}, but "
+            f"the config now has lexical = {str(config.lexical).lower()}; change this key back, or "
+            "run `rolegate index build` again."
         )
     return index
 

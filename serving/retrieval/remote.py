@@ -82,18 +82,19 @@ class RemoteRetriever:
         except grpc.aio.AioRpcError as error:
             kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
             raise kind(
-                f"search failed: {error.code().name}: {error.details()}; check that server",
+                f"search failed: {error.code().name}: {error.details()}; check this server",
                 endpoint=self._address,
             ) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
                 "the retrieval server must return one result per query "
-                f"(queries: {len(queries)}, results: {len(response.results)})",
+                f"(queries: {len(queries)}, results: {len(response.results)}); update that server",
                 endpoint=self._address,
             )
         if wanted and not response.filtered:
             raise UpstreamRefused(
-                "the server cannot filter documents; leave out the filter", endpoint=self._address
+                "the retrieval server cannot filter documents; leave the filter out",
+                endpoint=self._address,
             )
         self.index_id = response.index_id or None
         results = [
@@ -103,7 +104,8 @@ class RemoteRetriever:
         documents = {passage.document for passage in chain.from_iterable(results)}
         if document is not None and documents - {document}:
             raise UpstreamRefused(
-                "the retrieval server cannot search within one document", endpoint=self._address
+                "the retrieval server cannot search within one document; update it",
+                endpoint=self._address,
             )
         return results
 

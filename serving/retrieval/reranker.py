@@ -83,7 +83,7 @@ async def rerank(
     if sorted(score.index for score in reply.results) != list(range(len(texts))):
         raise endpoint.upstream.protocol_error(
             "the reply must have one score per passage, with the passage's index (passages: "
-            f"{len(texts)}, scores: {len(reply.results)})"
+            f"{len(texts)}, scores: {len(reply.results)}); check form and base_url in [reranker]"
         )
     best = sorted(reply.results, key=lambda score: -score.relevance_score)
     ranked = [replace(passages[score.index], score=score.relevance_score) for score in best]

@@ -139,7 +139,9 @@ class MCPConnection(Frozen):
             result = await self.client.session.send_request(request, types.CallToolResult)
         except ValueError as error:
             self.stale.set()
-            raise self._failed("the server's answer is not a valid result of a tool") from error
+            raise self._failed(
+                "the server's answer is not a valid MCP tool result; update the server"
+            ) from error
         except (MCPError, RuntimeError, OSError) as error:
             self.stale.set()
             raise self._failed(reason(error)) from error

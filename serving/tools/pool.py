@@ -46,7 +46,7 @@ class ToolPool:
         """Call a tool of one of the servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
             raise ToolFailed(
-                "this worker may not call this server, since its manager's `tools` lacks it",
+                "this worker may not call this server; add it to `tools` of its manager",
                 endpoint=f"tools.{tool.server}",
             )
         return await server.call(tool.name, arguments)
@@ -134,7 +134,7 @@ class _Server:
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    "the server has no tool of this name, or its `allow` does not list the tool",
+                    "the server has no tool of this name, or its `allow` lacks it; add it there",
                     endpoint=self._endpoint,
                 )
             try:
@@ -144,7 +144,8 @@ class _Server:
                 # Have the tools listed, which shows whether the server still answers
                 connection.stale.set()
                 raise ToolFailed(
-                    f"took over {self._config.timeout_s:g} s (timeout_s)", endpoint=self._endpoint
+                    f"took over {self._config.timeout_s:g} s; raise timeout_s",
+                    endpoint=self._endpoint,
                 ) from None
 
     async def keep_running(self, first_pause_s: float) -> None:

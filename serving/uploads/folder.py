@@ -100,8 +100,9 @@ class TenantFolder:
         """
         if not _TENANT.fullmatch(tenant):
             raise BadRequest(
-                f"tenant {tenant!r}: cannot have documents, because its name does not match "
-                f"{_TENANT.pattern}; use a key of another tenant."
+                f"tenant {tenant!r}: cannot have documents, because its name is not 1 to 64 "
+                "letters, digits, dots, underscores and hyphens, beginning with a letter or digit; "
+                "use a key of another tenant."
             )
         self.tenant = tenant
         # Write capital letters in another way, because the file system may ignore case, and tenants

@@ -373,9 +373,7 @@ async def test_a_server_that_is_no_gateway_is_recognised() -> None:
     """Its error differs from a gateway's refusal."""
     server = Server(None, None)
     async with AsyncClient(address := f"127.0.0.1:{await server.start('127.0.0.1:0')}") as client:
-        with pytest.raises(
-            GatewayError, match=f"the server at {address} does not have this method"
-        ):
+        with pytest.raises(GatewayError, match=f"the server at {address} does not offer this call"):
             await client.ask(QUESTION)
     await server.drain(0)
 

@@ -261,7 +261,7 @@ async def test_weights_that_the_engine_refuses_are_reported(demo: Demo, tmp_path
         await ExecutorVersionServiceStub(demo.channel).RegisterExecutorVersion(
             pb.RegisterExecutorVersionRequest(version=name), timeout=60
         )
-    assert "do not fit the base model that the engine serves" in (caught.value.details() or "")
+    assert "does not fit the engine's base model" in (caught.value.details() or "")
 
 
 def _executors(demo: Demo, run_id: str) -> set[str]:

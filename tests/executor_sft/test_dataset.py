@@ -361,8 +361,8 @@ def test_the_engine_s_tokens_are_used_if_their_text_is_equal(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("executions", "options", "why"),
     [
-        ([], [], r"Nothing to learn.*turns: \{"),
-        ([executed("?", "?", "?")], [], r"Nothing to learn.*turns: \{'malformed': 3"),
+        ([], [], r"Nothing to learn.*turns: "),
+        ([executed("?", "?", "?")], [], r"Nothing to learn.*turns: 3 malformed"),
         ([executed(*ONE)], ["--model", "nowhere"], "nowhere: has no tokenizer"),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_step_resumes_in_its_own_folder_only(tmp_path: Path, source: Path) -> 
         tmp_path / "out", "filter", {"rollouts": source}, {"mix": 2, "seed": 1, "later": None}
     )
     (tmp_path / "mine" / "notes.txt").write_text("keep")
-    with pytest.raises(BadConfig, match="contains other files than those of a step"):
+    with pytest.raises(BadConfig, match="contains files that this command did not write"):
         Step.begin(tmp_path / "mine", "filter", {"rollouts": source}, {})
 
 

@@ -136,7 +136,7 @@ def test_links_out_of_a_folder_are_not_followed(
     others = [f"{docs}/{name}.txt" for name in ("pipe", "socket")]
     assert sorted(built["passed_over_files"]) == others
     links = [
-        f"{docs}/{name}: a link to no file in {docs}; to index its target, name the target too."
+        f"{docs}/{name}: a link to outside {docs}, or to no file; name its target to index it."
         for name in ("a.txt", "b.txt", "c", "loop")
     ]
     assert built["links"] == links

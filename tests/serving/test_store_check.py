@@ -60,8 +60,8 @@ def test_problems_are_named_and_set_the_status(
     assert check() == 1
 
     first, last = capsys.readouterr().out.splitlines()
-    assert first == "run run-1: call 0 differs between its row and the trace in nano_usd"
-    assert last.endswith(", 1 call and their references: 1 problem")
+    assert first == "run run-1: call 0: the trace and the table calls differ in nano_usd"
+    assert last.endswith(", 1 call and their references: 1 problem; to repair, restore a backup")
 
 
 def test_json_has_problems_and_counts(store: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,10 @@ def test_a_missing_store_is_reported_and_not_created(
     monkeypatch.chdir(tmp_path)
     write_config(tmp_path)
     assert check() == 1
-    assert "rolegate.db does not exist; `rolegate serve` creates it" in capsys.readouterr().err
+    assert (
+        "rolegate.db does not exist; correct the path, or start the gateway"
+        in capsys.readouterr().err
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["rolegate.toml"]
 
 
@@ -92,7 +95,7 @@ def test_an_empty_store_is_reported_and_unchanged(
     write_config(tmp_path)
     (tmp_path / "rolegate.db").touch()
     assert check() == 1
-    assert "rolegate.db is empty; `rolegate serve` creates it" in capsys.readouterr().err
+    assert "rolegate.db is empty; correct the path, or start the gateway" in capsys.readouterr().err
     assert (tmp_path / "rolegate.db").stat().st_size == 0
 
     async def make() -> None:

@@ -73,13 +73,15 @@ class Connection:
             )
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):
-            raise ValueError("certificate and key belong together; give both or neither.")
+            raise ValueError(
+                "certificate and key, its private key, belong together; give both or neither."
+            )
         encrypted = ca is not None or certificate is not None
         private = encrypted or address.startswith("unix:") or is_loopback(address)
         if api_key and not (private or access.get("insecure")):
             raise ValueError(
                 f"the API key would be sent to {address} unencrypted; give the CA certificate of "
-                "the gateway (`ca`)."
+                "the gateway (`ca`; for commands, --ca)."
             )
         credentials = grpc.ssl_channel_credentials(ca, key, certificate) if encrypted else None
         return cls(

@@ -112,8 +112,8 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
             return _unavailable(details, address, run_id)
         case grpc.StatusCode.UNIMPLEMENTED:
             return (
-                f"the server at {address} does not have this method; it may be a gateway of "
-                "another version, or a retrieval server."
+                f"the server at {address} does not offer this call, as it is a gateway of another "
+                "version, or another server; check the address, or update the gateway."
             )
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return (
@@ -135,7 +135,9 @@ def _unavailable(details: str, address: str, run_id: str) -> str:
     if "resolving" in details:
         return f"the host name of {address} cannot be resolved; check the address."
     if re.search("ssl|tls|certificate", details, re.IGNORECASE):
-        return f"no gateway at {address} accepts these certificates; check them: {details}"
+        return (
+            f"TLS with {address} failed; check the certificates (ca, certificate, key): {details}"
+        )
     if re.search("status: 503|no gateway is ready", details):
         return (
             f"the proxy at {address} has no gateway that is ready; try again, or ask its operator "

@@ -127,8 +127,8 @@ def options_from_proto(
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(
-            f"request_id must be at most {_LONGEST_REQUEST_ID} printable characters, "
-            "such as a UUID."
+            f"request_id {request_id[:40]!r} must be at most {_LONGEST_REQUEST_ID} printable "
+            "characters, such as a UUID."
         )
     return from_proto(
         RequestOptions,
@@ -163,7 +163,9 @@ def checked_documents(documents: DocumentFilter, size: int) -> DocumentFilter:
     request, in bytes.
     """
     if size > _LARGEST_FILTER:
-        raise BadRequest(f"filter is larger than {_LARGEST_FILTER} bytes; shorten its texts.")
+        raise BadRequest(
+            f"filter has {size} bytes; the limit is {_LARGEST_FILTER}; shorten its texts."
+        )
     for name in ("from_date", "to_date"):
         date = getattr(documents, name)
         if date and not re.fullmatch(r"\d{4}(-\d\d(-\d\d)?)?", date, re.ASCII):
@@ -191,7 +193,7 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
             )
     if request.ByteSize() > _MAX_BYTES:
         raise BadRequest(
-            f"The request has {request.ByteSize()} bytes; at most {_MAX_BYTES} are allowed; cut it."
+            f"The request has {request.ByteSize()} bytes; the limit is {_MAX_BYTES}; shorten it."
         )
     messages = tuple(
         _message(f"messages[{position}]", message)
@@ -272,13 +274,15 @@ def time_field(request: Any, field: str) -> float | None:
     try:
         return getattr(request, field).ToNanoseconds() / 1e9 if request.HasField(field) else None
     except ValueError as error:
-        raise BadRequest(f"{field}: {error}") from None
+        raise BadRequest(f"{field}: is not a time; correct it: {error}") from None
 
 
 def _role(number: usage_pb2.Role, field: str) -> Any:
     role = enum_from_proto(usage_pb2.Role.DESCRIPTOR, number, field)
     if role in (None, "judge"):  # no request calls the judge
-        raise BadRequest(f"{field} must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER.")
+        raise BadRequest(
+            f"{field} must be ROLE_DELEGATION, ROLE_EXECUTION or ROLE_ANSWER, got {number}."
+        )
     return role
 
 

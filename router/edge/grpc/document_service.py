@@ -31,7 +31,9 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
         uploads = accepting(self._uploads)
         first = await anext(requests, None)
         if first is None:
-            raise BadRequest("name is missing: the stream has no message; send at least one.")
+            raise BadRequest(
+                "name is missing: the upload has no message; send the name in its first message."
+            )
 
         async def content() -> AsyncIterator[bytes]:
             yield first.content

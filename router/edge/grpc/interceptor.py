@@ -158,8 +158,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
                         await context.write(response)
                 except TimeoutError:
                     raise SlowReader(
-                        f"The client read nothing for {self._reading_s:g} s, so the stream ends; "
-                        "read faster."
+                        f"The client read nothing for {self._reading_s:g} s, so the gateway ended "
+                        "the stream; send the request again, and read without pauses."
                     ) from None
 
     async def _received(self, requests: AsyncIterator[Any]) -> AsyncGenerator[Any, None]:

@@ -76,8 +76,8 @@ class TableServicer(pb_grpc.TableServiceServicer):
             raise BadRequest(f"run_id {run.id!r}: is of kind {run.kind}, not a table; use GetRun.")
         if run.redacted:
             raise BadRequest(
-                f"run_id {run.id!r}: the texts of this tenant's runs are not stored, so only "
-                "the response to the request that filled the table contains it."
+                f"run_id {run.id!r}: the texts of this tenant's runs are not stored (setting "
+                "redact); only the response to the request that filled the table had its cells."
             )
         if running := run.status == "running":
             run = replace(run, duration_s=time.time() - run.started_at)

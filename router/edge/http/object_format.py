@@ -101,8 +101,8 @@ class ObjectFormat(Frozen):
         if missing:
             listed = ", ".join(f"{name} ({number})" for name, number in missing.items())
             return "refusal", (
-                "No document that was found states these properties (number of objects): "
-                f"{listed}. Make them nullable, or rephrase the question."
+                "The documents found do not state these properties (in brackets: the number of "
+                f"objects without a value): {listed}. Make them nullable, or rephrase the question."
             )
         whole: object = {self.rows: objects} if self.rows else objects[0]
         return "output_text", msgspec.json.encode(whole).decode()

@@ -201,7 +201,9 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
     aiohttp for HTTP status 408 and 415.
     """
     if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text="Send the body as application/json.")
+        raise web.HTTPUnsupportedMediaType(
+            text=f"The body is {request.content_type[:100]}; send application/json."
+        )
     try:
         async with asyncio.timeout(within_s):
             body = await request.read()
@@ -223,7 +225,7 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
             text=f"The body did not arrive within {within_s:g} s; send it faster."
         ) from None
     except JSON_ERRORS as error:
-        raise BadRequest(f"The body is not a valid request: {error}.") from None
+        raise BadRequest(f"The body is not a valid request; correct it: {error}.") from None
 
 
 async def _result(run: Run, form: ObjectFormat | None, written: AnswerText | None = None) -> Result:
@@ -352,7 +354,7 @@ def _check_origin(origin: str) -> None:
         origin.startswith("http") and not is_loopback(origin.partition("://")[2])
     ):
         raise web.HTTPForbidden(
-            text="Web pages of other hosts must not use this server; call it from a program."
+            text=f"Web pages of {origin[:100]!r} must not use this server; call it from a program."
         )
 
 

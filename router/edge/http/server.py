@@ -133,7 +133,9 @@ class HTTPServer:
                     "the name to server.http_hosts (rolegate retrieve serve: --http-host)."
                 )
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise web.HTTPUnsupportedMediaType(text="Send the body without a Content-Encoding.")
+            raise web.HTTPUnsupportedMediaType(
+                text="The body is compressed; send it without a Content-Encoding."
+            )
         return await handler(request)
 
 

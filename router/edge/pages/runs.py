@@ -129,7 +129,7 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"Invalid filter: {error}; choose a value of the form.") from None
+        raise BadRequest(f"Invalid filter: {error}; choose a value that the form offers.") from None
 
 
 def unix_time(text: str) -> float:

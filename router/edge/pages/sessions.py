@@ -23,7 +23,7 @@ _PAUSE_S = 60.0
 """Seconds for which the wrong keys of an address are counted."""
 _MAX_WRONG = 10
 """Max wrong keys from one address within `_PAUSE_S` seconds."""
-_NO_SESSION = "Sign in with a key."
+_NO_SESSION = "You are not signed in, or your session has ended; sign in with an API key."
 _TOO_MANY = "Too many wrong keys from your address; try again in a minute."
 
 

@@ -222,7 +222,9 @@ class Site:
         `AccessDenied` if they do not belong to the session, and `BadRequest` for too many fields.
         """
         if request.can_read_body and request.content_type != _ENCODING:
-            raise web.HTTPUnsupportedMediaType(text=f"Send the form as {_ENCODING}.")
+            raise web.HTTPUnsupportedMediaType(
+                text=f"The form has another type; send it as {_ENCODING}."
+            )
         origin = request.headers.get("Origin")
         try:
             async with asyncio.timeout(DEFAULT_LIMITS.opening_s):
@@ -267,7 +269,7 @@ class Site:
 
     async def _asset(self, request: web.Request) -> web.Response:
         if (content := self._static.get(name := request.match_info["name"])) is None:
-            raise web.HTTPNotFound(text="There is no static file with this name.")
+            raise web.HTTPNotFound(text=f"There is no static file {name[:100]!r}; reload the page.")
         # The file may be cached for a year, because its URL contains a hash of the content.
         headers = {"Cache-Control": "public, max-age=31536000, immutable"}
         return web.Response(

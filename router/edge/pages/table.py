@@ -89,7 +89,7 @@ class TablePages:
         kind = request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(
-                text="Only a run with a stored table can be exported, as md, csv, xlsx or json."
+                text="The run has no stored table, or the format is not md, csv, xlsx or json."
             )
         sources = "sources" in request.query
         excluded = "excluded" in request.query
@@ -120,7 +120,7 @@ def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
     exists = row_index < len(table.rows) and column_index < len(table.schema.columns)
     if not exists or run.redacted:
         raise web.HTTPNotFound(
-            text="The table has no cell at this row and column, or its texts are not stored."
+            text="No stored cell has this row and column; open a cell from the page of its table."
         )
 
     row = table.rows[row_index]

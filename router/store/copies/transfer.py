@@ -65,7 +65,7 @@ def export_rows(connection: Connection, file: Path, progress: Progress) -> int:
     begin_snapshot(connection)
     if (revision := revision_of(connection)) != REVISION:
         raise BadConfig(
-            f"server.store: has revision {revision}, but this release exports {REVISION}; run "
+            f"server.store: has the schema {revision}, but this release exports {REVISION}; run "
             "`rolegate store upgrade`, or export with the release that upgraded the store."
         )
 
@@ -118,9 +118,9 @@ def _rows(file: Path) -> Iterator[msgspec.Struct]:
         revision = msgspec.json.decode(lines.readline(), type=Edge).revision
         if revision != REVISION:
             raise BadConfig(
-                f"{file}: has revision {revision}, and this release imports revision {REVISION}; "
-                "import it with the release that exported it. Later releases can upgrade that "
-                "store with `rolegate store upgrade`."
+                f"{file}: has the schema {revision}, but this release imports {REVISION}; import "
+                "it with the release that exported it. Later releases can upgrade that store with "
+                "`rolegate store upgrade`."
             )
         for number, text in enumerate(lines):
             line = _decode(text)

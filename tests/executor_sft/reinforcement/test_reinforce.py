@@ -272,7 +272,10 @@ async def test_other_probabilities_than_the_engine_s_stop_the_training(
     """Nothing is learnt from them. Calls are kept."""
     engine.shift = 0.03
     status, output = await reinforce()
-    assert (status, "differ by 0.0300 nats per token, more than max_gap = 0.02" in output) == (
+    assert (
+        status,
+        "differ by 0.0300 nats a token, above the recipe's max_gap, 0.02" in output,
+    ) == (
         1,
         True,
     )

@@ -79,9 +79,9 @@ async def test_the_style_on_the_wire() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"language": "x" * 51}, "language has 51 characters; at most 50 are allowed."),
+        ({"language": "x" * 51}, "language has 51 characters; the limit is 50; shorten it."),
         ({"language": "a\nb"}, "language has control characters"),
-        ({"instructions": "x" * 4001}, "instructions has 4001 characters; at most 4000"),
+        ({"instructions": "x" * 4001}, "instructions has 4001 characters; the limit is 4000"),
         ({"max_answer_tokens": -1}, "max_answer_tokens is -1; it must be at least 1"),
         ({"length": 9}, "length is 9; it must be a value of the enum AnswerLength."),
     ],

@@ -144,7 +144,7 @@ BAD: list[tuple[pb.CompleteRequest, str]] = [
         pb.CompleteRequest(
             role=usage_pb2.ROLE_ANSWER, messages=[pb.ChatMessage(role="user", content="x" * 2**20)]
         ),
-        "The request has 10485.. bytes; at most 1048576",
+        "The request has 10485.. bytes; the limit is 1048576",
     ),
 ]
 

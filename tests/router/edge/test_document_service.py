@@ -89,7 +89,7 @@ async def test_a_stream_without_a_message_is_refused() -> None:
     async with sending(KeptUploads()) as send:
         code, message = await refused(send, [])
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "the stream has no message" in message
+    assert "the upload has no message" in message
 
 
 @pytest.mark.parametrize("at", [0, 1])
@@ -108,7 +108,7 @@ async def test_a_name_that_is_too_long_is_refused() -> None:
     async with sending(KeptUploads()) as send:
         code, message = await refused(send, [first("x" * 2000)])
     assert code is grpc.StatusCode.INVALID_ARGUMENT
-    assert "name has 2000 characters; at most 1024 are allowed" in message
+    assert "name has 2000 characters; the limit is 1024; shorten it" in message
 
 
 async def test_a_client_that_sends_nothing_is_not_waited_for() -> None:

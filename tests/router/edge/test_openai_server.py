@@ -411,7 +411,10 @@ async def test_unknown_tokens_are_null() -> None:
         ({"rolegate": {"indexes": []}}, "unknown field `indexes`"),
         ({"rolegate": {"filter": {"titel": "x"}}}, "unknown field `titel`"),
         ({"rolegate": {"filter": {"to_date": "soon"}}}, "filter.to_date must be a date such as"),
-        ({"rolegate": {"filter": {"tags": ["x"] * 9000}}}, "filter is larger than 4096 bytes"),
+        (
+            {"rolegate": {"filter": {"tags": ["x"] * 9000}}},
+            "; the limit is 4096; shorten its texts",
+        ),
         ({"rolegate": {"index": ["x"] * 1025}}, "length <= 1024 - at `$.rolegate.index`"),
         ({"messages": [USER] * 10_001}, "length <= 10000 - at `$.messages`"),
         (

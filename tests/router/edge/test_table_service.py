@@ -506,7 +506,7 @@ async def test_a_huge_excluded_row_is_shortened() -> None:
         (
             "FillTable",
             pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["", "a" * 1025])]),
-            r"rows\[0\].values has 1025 characters; at most 1024",
+            r"rows\[0\].values has 1025 characters; the limit is 1024",
         ),
         (
             "FillTable",

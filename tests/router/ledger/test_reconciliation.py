@@ -201,7 +201,7 @@ async def test_labels_are_summed_and_the_earliest_start_counts(created: bool, st
 async def test_a_page_without_the_counters_is_an_error_that_names_it(text: str) -> None:
     with pytest.raises(
         UpstreamProtocolError,
-        match=r"^retrieval at http://e/metrics: .* has no metric 'vllm:.*not a vLLM engine",
+        match=r"^retrieval at http://e/metrics: .* has no metric 'vllm:.*only engines with vLLM",
     ):
         await counts(text).read(URL)
 

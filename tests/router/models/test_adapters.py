@@ -112,5 +112,5 @@ async def test_an_engine_that_is_away_is_unavailable(
 ) -> None:
     async with adapter_server() as server:
         url = server.base_url
-    with pytest.raises(UpstreamUnavailable, match=f"loading the adapter {NAME} failed"):
+    with pytest.raises(UpstreamUnavailable, match=f"adapter {NAME} was not loaded"):
         await Adapters(session, url).load(NAME, adapter(tmp_path))

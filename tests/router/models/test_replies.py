@@ -407,13 +407,17 @@ async def test_a_refusal_keeps_its_words(
     """An output that a content filter has ended is a refusal too."""
     openai_server.plays(replies(json.dumps(reply).encode()))
     for output in (model.complete(PROMPT), streamed(model, PROMPT)):
-        with pytest.raises(ContentRefused, match=r"declined the prompt: I will not\.") as caught:
+        with pytest.raises(
+            ContentRefused, match=r"declined the prompt; rephrase the request: I will not\."
+        ) as caught:
             await output
         assert caught.value.words == "I will not."
     openai_server.plays(
         streams(piece({"refusal": "I will "}), piece({"refusal": "not."}), END, DONE)
     )
-    with pytest.raises(ContentRefused, match=r"declined the prompt: I will not\."):
+    with pytest.raises(
+        ContentRefused, match=r"declined the prompt; rephrase the request: I will not\."
+    ):
         await streamed(model, PROMPT)
 
 

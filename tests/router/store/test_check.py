@@ -123,17 +123,17 @@ COPY = (
         (
             "UPDATE runs SET trace = NULL WHERE run_id = 'run-1'",
             "run run-1",
-            "is finished, but has no trace",
+            "is finished, but its trace (texts and calls) is missing",
         ),
         (
             f"{COPY} WHERE run_id = 'run-1'",
             "run run-1",
-            "the trace and the row of the run differ in id",
+            "its trace and its row in the table runs differ in id",
         ),
         (
             "UPDATE runs SET status = 'failed', duration_s = 9.5 WHERE run_id = 'run-1'",
             "run run-1",
-            "the trace and the row of the run differ in status, duration_s",
+            "its trace and its row in the table runs differ in status, duration_s",
         ),
         (
             (
@@ -141,27 +141,27 @@ COPY = (
                 "AND number = 1"
             ),
             "run run-1",
-            "call 1 differs between its row and the trace in deployment, max_tokens",
+            "call 1: the trace and the table calls differ in deployment, max_tokens",
         ),
         (
             "UPDATE calls SET counted = 'estimated' WHERE run_id = 'run-1' AND number = 1",
             "run run-1",
-            "call 1 differs between its row and the trace in counted",
+            "call 1: the trace and the table calls differ in counted",
         ),
         (
             "UPDATE calls SET wasted_tokens = 5 WHERE run_id = 'run-1' AND number = 1",
             "run run-1",
-            "call 1 differs between its row and the trace in wasted_tokens",
+            "call 1: the trace and the table calls differ in wasted_tokens",
         ),
         (
             "DELETE FROM calls WHERE run_id = 'run-1' AND number = 0",
             "run run-1",
-            "call 0 is in its trace, but has no row",
+            "call 0 is in its trace, but not in the table calls",
         ),
         (
             "UPDATE calls SET number = 7 WHERE run_id = 'run-1' AND number = 0",
             "run run-1",
-            "call 7 has a row, but is not in its trace",
+            "call 7 is in the table calls, but not in its trace",
         ),
         ("DROP INDEX calls_by_tenant", "table calls", "has no column or index calls_by_tenant"),
         ("DROP TABLE feedback", "table feedback", "is missing"),
@@ -213,7 +213,7 @@ async def test_rows_of_missing_runs_are_reported(
 
     assert await problems_of(database) == [
         Problem("table calls", "1 rows refer to missing rows of runs"),
-        Problem("run run-1", "call 0 is in its trace, but has no row"),
+        Problem("run run-1", "call 0 is in its trace, but not in the table calls"),
     ]
 
 

@@ -130,7 +130,7 @@ async def test_store_check_names_a_missing_segment(
 ) -> None:
     folder = await _killed_with_three_segments(_url(config))
     segments(folder)[deleted].unlink()
-    assert await _checked(config, capsys) == [f"segment {deleted + 1} is missing"]
+    assert await _checked(config, capsys) == [f"its file {deleted + 1:08}-….log is missing"]
 
 
 async def test_a_log_that_was_closed_or_moved_with_its_store_is_whole(

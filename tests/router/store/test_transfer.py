@@ -217,7 +217,7 @@ async def test_an_export_of_another_revision_is_refused(tmp_path: Path, mover: M
     mover.file.write_text(text)
     done = await mover.run("import", target)
     assert done.status == 1
-    assert "has revision another" in done.err
+    assert "has the schema another" in done.err
     assert "import it with the release that exported it" in done.err
 
     database = await Database.open(source)
@@ -226,7 +226,7 @@ async def test_an_export_of_another_revision_is_refused(tmp_path: Path, mover: M
     mover.file.unlink()
     done = await mover.run("export", source)
     assert done.status == 1
-    assert "has revision later" in done.err and "rolegate store upgrade" in done.err
+    assert "has the schema later" in done.err and "rolegate store upgrade" in done.err
     assert not mover.file.exists()
 
 

@@ -484,7 +484,7 @@ async def test_held_out_questions_that_fail_upstream_decide_nothing(tmp_path: Pa
     async with deployed(tmp_path, models) as here:
         question = HeldOutQuestion(QUESTION, ("Al Pacino",))
         held_out = HeldOutTest([question], here.executors, models.search, here.lifecycle)
-        with pytest.raises(BadVersion, match="is not the candidate of this gateway"):
+        with pytest.raises(BadVersion, match="is not on trial at this gateway"):
             await held_out.compare(NEW, BASE, 1.0)
         await here.set("canary", 0.5)
         with pytest.raises(BadVersion, match="1 of 1 held-out questions have no result"):

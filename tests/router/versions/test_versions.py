@@ -206,7 +206,7 @@ async def test_a_version_whose_files_were_replaced_is_refused(setting: Setting) 
         setting.versions.set_traffic(FIRST, "shadow"),
         setting.versions.promote(FIRST),
     ):
-        with pytest.raises(BadVersion, match="has changed since it was registered"):
+        with pytest.raises(BadVersion, match="files have changed since it was registered"):
             await put_to_work
     assert await setting.versions.traffic() == Traffic(BASE)
 

@@ -321,7 +321,7 @@ async def test_tool_servers_are_probed(live: Live) -> None:
     assert result.probes("tools.lacks")["tools"] == (False, "do; not allowed: secret")
     assert (
         result.advice("tools.lacks", "tools")
-        == "tools.lacks.allow names tools that the server lacks: done"
+        == "correct tools.lacks.allow: the server has no tool done"
     )
     assert result.probes("tools.dead") == {"starts": (False, "no")}
     assert result.advice("tools.dead", "starts") == (

@@ -248,7 +248,7 @@ def test_a_bad_config_is_refused_in_one_line(
     shown = capsys.readouterr()
     assert (shown.out, shown.err) == (
         "",
-        f"rolegate: {file}: retrieval.adress: unknown field; did you mean retrieval.address?\n",
+        f"rolegate: {file}: retrieval.adress: unknown key; did you mean retrieval.address?\n",
     )
 
 

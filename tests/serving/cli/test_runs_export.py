@@ -436,7 +436,10 @@ def test_unknown_formats_and_missing_stores_are_refused(
     assert export("runs.csv") == 1
     assert "must end in .jsonl or .parquet" in capsys.readouterr().err
     assert export("runs.jsonl") == 1
-    assert "rolegate.db does not exist; `rolegate serve` creates it" in capsys.readouterr().err
+    assert (
+        "rolegate.db does not exist; correct the path, or start the gateway"
+        in capsys.readouterr().err
+    )
     (folder / "runs.jsonl").mkdir()
     assert export("runs.jsonl", "--force") == 1
     assert "--out runs.jsonl: is a folder; name a file." in capsys.readouterr().err

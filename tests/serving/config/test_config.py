@@ -195,34 +195,34 @@ def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sever = 1\n" + GOOD, "sever: unknown field; did you mean server?"),
-        (with_tables("[retrival]"), "retrival: unknown field; did you mean retrieval?"),
+        ("sever = 1\n" + GOOD, "sever: unknown key; did you mean server?"),
+        (with_tables("[retrival]"), "retrival: unknown key; did you mean retrieval?"),
         (
             with_tables("[server]\nadress = 'a:1'"),
-            "server.adress: unknown field; did you mean server.address?",
+            "server.adress: unknown key; did you mean server.address?",
         ),
         (
             with_tables("[roles.x]"),
-            "roles.x: unknown field; there are: delegation, execution, answer",
+            "roles.x: unknown key; use delegation, execution, answer",
         ),
         (
             in_role("max_turns = 3"),
-            "roles.delegation.max_turns: unknown field; did you mean search.max_turns?",
+            "roles.delegation.max_turns: unknown key; did you mean search.max_turns?",
         ),
-        (in_role("top_k = 3"), "roles.delegation.top_k: unknown field; did you mean search.top_k?"),
+        (in_role("top_k = 3"), "roles.delegation.top_k: unknown key; did you mean search.top_k?"),
         (
             with_tables("[roles.judge]"),
-            "roles.judge: unknown field; did you mean distillation.judge?",
+            "roles.judge: unknown key; did you mean distillation.judge?",
         ),
         (
             with_tables("[engines.a]\npath='m'\n[engines.b]\npth='m'"),
-            "engines.b.pth: unknown field; did you mean engines.b.path?",
+            "engines.b.pth: unknown key; did you mean engines.b.path?",
         ),
         (GOOD.replace('model = "m"', "", 1), "roles.delegation.model: missing"),
         (with_tables("[engines.b]"), "engines.b.path: missing"),
         (
             with_tables("[tools.a]\nurl = 'http://a/mcp'\n[tools.b]\nalow = ['x']"),
-            "tools.b.alow: unknown field; did you",
+            "tools.b.alow: unknown key; did you",
         ),
         (
             with_tables("[tools.b]\nheaders = {Key = 1}"),
@@ -243,14 +243,14 @@ def test_a_secret_is_not_repeated(tmp_path: Path, text: str, key: str) -> None:
         (
             in_role('fallbacks = ["judge"]'),
             (
-                "roles.delegation.fallbacks[0]: invalid enum value 'judge'; there are: "
+                "roles.delegation.fallbacks[0]: value 'judge' is not possible; use "
                 "answer, delegation, execution"
             ),
         ),
         (
             with_tables("[engines.b]\npath = 'm'\nadapter_rank = 24"),
             (
-                "engines.b.adapter_rank: invalid enum value 24; there are: 1, 8, 16, 32, 64, "
+                "engines.b.adapter_rank: value 24 is not possible; use 1, 8, 16, 32, 64, "
                 "128, 256, 320, 512"
             ),
         ),
@@ -270,7 +270,7 @@ def test_a_wrong_key_or_type_is_named_at_any_depth(tmp_path: Path, text: str, me
         ),
         ("HNSW32", "'HNSW32' is not supported"),
         ("IVF0,SQ8", "'IVF0,SQ8' is not supported"),
-        ("IVF4096,PQ50", "the number after PQ must divide the dimension of the embedder, 384."),
+        ("IVF4096,PQ50", "IVF4096,PQ50 does not fit the embedder"),
     ],
 )
 def test_a_factory_that_cannot_be_used_is_refused(
@@ -361,8 +361,8 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         (
             with_tables("[table]\nmax_rows = 20\nmax_tasks = 10"),
             (
-                "table.max_rows: must be at most table.max_tasks, because each row of a table "
-                "takes at least one task; lower it, or raise table.max_tasks."
+                "table.max_rows: must be at most table.max_tasks (10), because each row takes at "
+                "least one task, got 20; change one of the two."
             ),
         ),
         (

@@ -99,7 +99,7 @@ def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, row: bytes, err
     [
         (
             b'\n[\n  {"id": "a", "text": "first"}\n]\n',
-            r"rows\.json:2: a list, not an object; write one",
+            r"rows\.json:2: is a list, not an object; write one",
         ),
         (b"\n", "no rows"),
         (None, r"rows\.json: cannot be read \(No such file"),

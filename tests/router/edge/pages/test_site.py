@@ -202,9 +202,9 @@ ENCODING = "application/x-www-form-urlencoded"
         (
             "multipart/form-data; boundary=x",
             multipart(1000),
-            (415, f"Send the form as {ENCODING}."),
+            (415, f"The form has another type; send it as {ENCODING}."),
         ),
-        ("text/plain", "csrf=x", (415, f"Send the form as {ENCODING}.")),
+        ("text/plain", "csrf=x", (415, f"The form has another type; send it as {ENCODING}.")),
         (
             ENCODING,
             "&".join("a=b" for _ in range(17)),
