@@ -47,8 +47,7 @@ class Options(harness.Options):
     nested questions)
     """
     models: Path = MODELS
-    """folder with the models, in the folders small, medium and large (default: the shipped models)
-    """
+    """folder with the models, in the folders small, medium and large"""
 
 
 async def measure(options: Options) -> sweep.Figures:

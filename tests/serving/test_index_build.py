@@ -220,7 +220,7 @@ def test_a_pdf_that_unpacks_to_gigabytes_is_left_out(docs: Path, build: Build) -
     assert (built["documents"], built["passages"]) == (2, 2)
     (skipped,) = built["skipped"]
     assert skipped["name"] == "docs/bomb.pdf"
-    assert "more than 1024 MB of memory; split it, or leave it out." in skipped["error"]
+    assert "more than 1024 MiB of memory; split it, or leave it out." in skipped["error"]
 
 
 @pytest.fixture
@@ -346,7 +346,7 @@ def test_ray_is_refused_with_an_embedder_at_an_endpoint(
     docs: Path, build_command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*build_command, "--ray", "local"]) == 1
-    assert "another embedder is configured; leave --ray out" in capsys.readouterr().err
+    assert "the config has another one; leave --ray out" in capsys.readouterr().err
     assert not (docs.parent / "index").exists()
 
 
