@@ -239,7 +239,7 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
             content = file.read(max_bytes + 1)
         if len(content) <= max_bytes:
             return content
-    raise BadDocument(f"{path}: is larger than {max_bytes >> 20} MB; split it, or leave it out.")
+    raise BadDocument(f"{path}: is larger than {max_bytes >> 20} MiB; split it, or leave it out.")
 
 
 def read_archive(path: Path, kind: str) -> bytes:
@@ -266,8 +266,8 @@ def check_archive(content: bytes, path: Path, kind: str) -> None:
     markup = sum(size for name, size in sizes.items() if name.endswith(_MARKUP))
     if markup > MAX_MARKUP_BYTES or sum(sizes.values()) > MAX_BYTES:
         raise BadDocument(
-            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MB of text or "
-            f"{MAX_BYTES >> 20} MB in all; split it, or leave it out."
+            f"{path}: unpacks to more than {MAX_MARKUP_BYTES >> 20} MiB of text or "
+            f"{MAX_BYTES >> 20} MiB in all; split it, or leave it out."
         )
 
 

@@ -268,7 +268,7 @@ class DocumentReader:
         is_ambiguous = code in (-signal.SIGKILL, -signal.SIGTERM)
         return (BadDocument if is_ambiguous else DocumentTooLarge)(
             f"{path}: the process that read it got {signal.Signals(-code).name}, probably because "
-            f"it takes more than {_MEMORY_BYTES >> 20} MB of memory; split it, or leave it out."
+            f"it takes more than {_MEMORY_BYTES >> 20} MiB of memory; split it, or leave it out."
         )
 
 
@@ -293,8 +293,8 @@ def _work(wire: Connection, seconds: float) -> None:
             last: list[Part] | _Failed = []
         except MemoryError:
             message = (
-                f"{path}: takes more than {_MEMORY_BYTES >> 20} MB of memory to read; split it, or "
-                "leave it out."
+                f"{path}: takes more than {_MEMORY_BYTES >> 20} MiB of memory to read; split it, "
+                "or leave it out."
             )
             last = _Failed("DocumentTooLarge", escaped(message))
         except RolegateError as error:

@@ -83,7 +83,7 @@ def _lines(path: Path) -> Iterator[tuple[str, _RawRow]]:
 def _decoded(line: bytes, where: str) -> _RawRow:
     if len(line) > _MAX_LINE_BYTES:
         raise BadCorpus(
-            f"{where}: is longer than {_MAX_LINE_BYTES >> 20} MB; write one JSON object per line."
+            f"{where}: is longer than {_MAX_LINE_BYTES >> 20} MiB; write one JSON object per line."
         )
     if line.lstrip().startswith(b"["):
         raise BadCorpus(

@@ -167,7 +167,7 @@ class TenantFolder:
         """
         if not 0 <= size <= MAX_BYTES:
             raise DocumentTooLarge(
-                f"{name!r} was not stored: it is larger than {MAX_BYTES >> 20} MB; split it."
+                f"{name!r} was not stored: it is larger than {MAX_BYTES >> 20} MiB; split it."
             )
         if used + size > self._config.max_mb << 20:
             raise UploadsFull(

@@ -102,7 +102,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, cutter: Cutter) -
     (tmp_path / "mine.txt").chmod(0)
     cases = {
         "gone.txt": "cannot be read \\(No such file",
-        "large.txt": "is larger than 256 MB; split it",
+        "large.txt": "is larger than 256 MiB; split it",
         **(
             {"mine.txt": "cannot be read \\(Permission denied\\); make it readable"}
             if os.geteuid()

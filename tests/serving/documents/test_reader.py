@@ -98,7 +98,7 @@ def test_a_file_that_takes_too_much_memory_is_given_up(
     with (tmp_path / "wide.txt").open("wb") as file:
         file.writelines([b"\xf0\x9f\x90\x9d"] + [b"x" * (1 << 20)] * 255)
     with pytest.raises(
-        DocumentTooLarge, match=r"wide\.txt: takes more than 1024 MB of memory to read"
+        DocumentTooLarge, match=r"wide\.txt: takes more than 1024 MiB of memory to read"
     ):
         list(reader.read(tmp_path / "wide.txt"))
     assert len(list(reader.read(text))) == 2

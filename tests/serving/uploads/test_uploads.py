@@ -278,7 +278,7 @@ async def test_a_file_of_two_gigabytes_is_refused(tmp_path: Path) -> None:
             with Client(caller.address, api_key=caller.key) as client:
                 client.upload(tmp_path / "huge.txt")
 
-        with pytest.raises(GatewayError, match="it is larger than 256 MB; split it"):
+        with pytest.raises(GatewayError, match="it is larger than 256 MiB; split it"):
             await asyncio.to_thread(upload)
         assert [path for path in (tmp_path / "uploads").rglob("*") if path.is_file()] == []
 
