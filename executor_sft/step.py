@@ -95,7 +95,7 @@ class Step(Frozen):
             now = msgspec.json.decode(msgspec.json.encode(origin))
             if changes := list(islice(_changes(before, now), _MAX_CHANGES)):
                 raise BadConfig(
-                    f"{folder}: contains a step that was begun with {', '.join(changes)}; use the "
+                    f"{folder}: the work in it was begun with {', '.join(changes)}; use the "
                     "old values, or name another folder."
                 )
         return cls(folder, origin, inputs, time.monotonic())

@@ -565,12 +565,12 @@ class LogJournal:
 def _differs(before: RecordedRun | None, now: RunStart) -> str:
     """Return the reason why the run `now` cannot resume the run `before`; empty if it can."""
     if before is None:
-        return "this gateway has no such interrupted run, or it was resumed already"
+        return "the run was not interrupted at this gateway, or was resumed already"
     if before.start.tenant != now.tenant:
         return "it belongs to another tenant"
     then = before.start.conditions
     names = [name for name, value in then.items() if now.conditions.get(name) != value]
-    return f"changed since the run began: {' and '.join(names)}" if names else ""
+    return f"{' and '.join(names)} changed since the run began" if names else ""
 
 
 def _spent(connection: Connection) -> dict[Period, Tally]:

@@ -387,7 +387,7 @@ async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
             run = await second.answer("", RequestOptions(resume=run_id))
             tried = run.id if what == "finished" else run_id
         messages = {
-            "index": "changed since the run began: index",
+            "index": "index changed since the run began",
             "unknown": "no such run",
             "finished": "its kind is answer, its status finished",
         }
