@@ -47,7 +47,8 @@ class Options(harness.Options):
     nested questions)
     """
     models: Path = MODELS
-    """folder with the models, in the folders small, medium and large"""
+    """folder with the models, in the folders small, medium and large (default: the shipped models)
+    """
 
 
 async def measure(options: Options) -> sweep.Figures:

@@ -171,9 +171,10 @@ class AnswerText:
         """
         if not text.startswith(self._sent):
             raise UpstreamUnavailable(
-                "the model's endpoint failed while the answer was streamed, and the retry wrote a "
+                "the call failed while the answer was streamed, and the repeated call wrote a "
                 "different answer; ask again",
-                endpoint="",
+                endpoint="its endpoint",
+                role="answer",
             )
         return text[len(self._sent) :]
 
@@ -183,15 +184,11 @@ def missed(results: Iterable[SubAnswer]) -> str:
     all of them have a report.
     """
     without = [
-        f"“{result.sub_query}” ({_words(result.outcome)})"
+        f"“{result.sub_query}” ({result.outcome.replace('_', ' ')})"
         for result in results
         if result.outcome != "reported"
     ]
     return f"Could not look up: {'; '.join(without)}." if without else ""
-
-
-def _words(outcome: str) -> str:
-    return outcome.replace("_", " ")
 
 
 async def cited_answer(run: Run) -> CitedAnswer:
@@ -307,7 +304,7 @@ def _reported(event: Any) -> str:
     if result is None:
         return "could not be looked up"
     if result.outcome != "reported":
-        return f"could not be looked up ({_words(result.outcome)})"
+        return f"could not be looked up ({result.outcome.replace('_', ' ')})"
     return result.answer
 
 

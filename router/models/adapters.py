@@ -76,6 +76,7 @@ class Adapters:
             raise UpstreamUnavailable(
                 f"adapter {name} was not loaded ({type(error).__name__}); is the engine running?",
                 endpoint=self._base_url,
+                role="engine",
             ) from error
 
     async def unload(self, name: str) -> None:

@@ -223,7 +223,7 @@ def _add_option(
 
     settings = _value_settings(kind, field.default)
     settings |= {name: extra[name] for name in ("type", "metavar") if name in extra}
-    if field.default not in (None, False, "", (), NODEFAULT):
+    if field.default not in (None, False, "", (), NODEFAULT) and "(default" not in doc:
         values = field.default if isinstance(field.default, tuple) else (field.default,)
         shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
         doc += f" (default: {' '.join(shown)})"
