@@ -194,10 +194,12 @@ def select_questions(
     *,
     rows_needed: bool = False,
 ) -> tuple[list[Question], dict[str, int]]:
-    """Return the first `limit` questions and tables of a file that are not held out, and the number
-    of all lines and of those left out, by reason.
+    """Return two values. The first: the first `limit` questions and tables of a file, without those
+    that are held out. The second: the number of lines that were read, and for each reason, the
+    number of lines that were left out.
 
-    `exclude`: files of held-out questions. `rows_needed`, and the errors: see `read_questions`.
+    `exclude`: files of held-out questions. `rows_needed` and the errors are those of
+    `read_questions`.
     """
     listed, duplicates = read_questions(path, tables=True, rows_needed=rows_needed)
     held_out = HeldOut.read(exclude)

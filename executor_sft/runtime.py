@@ -236,7 +236,9 @@ def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dic
         else:
             folders[adapter_name(Path(name))] = Path(name)
     if len(folders) < len(given):
-        raise BadConfig(f"{' '.join(given)}: names the same model twice; name each model once.")
+        raise BadConfig(
+            f"models {', '.join(given)}: two of them are the same model; name each model once."
+        )
     return folders
 
 

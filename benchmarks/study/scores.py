@@ -1,5 +1,6 @@
-"""Compute scores of a cell, with standard errors. A score is first averaged over the answers to a
-question, then over questions (mean@k).
+"""Compute the scores of a cell, which is one combination of models and topology, with standard
+errors. A score is first averaged over the answers to each question, then over the questions
+(mean@k).
 """
 
 import math

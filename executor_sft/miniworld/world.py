@@ -115,8 +115,8 @@ class Fact:
 
 
 class World:
-    """Entities and facts, generated from a seed. A training world and a test world have no word of
-    a name in common.
+    """Entities and facts, generated from a seed. No word in a name of a training world occurs in a
+    name of a test world.
     """
 
     def __init__(self, seed: int, side: Side, hubs: int | None = None) -> None:

@@ -76,7 +76,9 @@ class Options(StepOptions):
     the same as, a held-out question
     """
     consistency: _Part = 0.9
-    """keep a table only if its two answers agree with at least this item F1 (F1 over cells)"""
+    """each request is answered twice; keep a table only if the two answers agree in at least this
+    share of cells (item F1)
+    """
     min_rows: Count = 3
     """keep a table only if it has at least this many rows"""
     support: _Part = 0.8

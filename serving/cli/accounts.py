@@ -106,7 +106,9 @@ class KeyOptions(AccountOptions, kw_only=True):
     """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
-    """Identifier of the key, as in `keys list`: its part between `rg_` and the next `_`."""
+    """Identifier of the key, as `keys list` shows it. It is also the part of the key between `rg_`
+    and the next `_`.
+    """
 
 
 class RotateKeyOptions(KeyOptions):

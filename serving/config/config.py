@@ -441,8 +441,8 @@ class RerankerConfig(Section):
     api_key_env: Variable | None = None
     """Name of the environment variable with the API key. Absent: requests have no key."""
     candidates: Annotated[int, Meta(ge=2, le=100)] = 30
-    """Number of passages of a search that the model orders. The best `search.top_k` of them are
-    shown to the executor.
+    """Number of passages per search that the reranker scores. The executor is shown the best
+    `search.top_k` of them.
     """
     timeout_s: Seconds = 5.0
     """Timeout of a request."""

@@ -98,8 +98,9 @@ class Cutter(Frozen):
         return [counts.get(text, 0) <= self.row_tokens for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text, at least 1. Only the beginning of a text that
-        exceeds both limits is tokenized.
+        """Return the number of tokens of each text, at least 1. Of a text that is certainly longer
+        than `max_tokens` and `row_tokens`, only the beginning is tokenized; the returned number
+        then exceeds both limits, but is not exact.
         """
         max_chars = _CHARS_PER_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
         counts = self.count_tokens([text[:max_chars] for text in texts]) if texts else []

@@ -131,7 +131,7 @@ def test_an_adapter_is_loaded_under_a_unique_name(tmp_path: Path) -> None:
     [
         (["--concurrency", "0"], "--concurrency: must be at least 1, got '0'"),
         (["--rollouts", "0"], "--rollouts: must be at least 1, got '0'"),
-        (["--executors", "base", "base"], "names the same model twice"),
+        (["--executors", "base", "base"], "two of them are the same model"),
         (["--executors", "base", "trained"], "adapter_model.safetensors: is missing"),
         (["--delegators", "base", "teacher"], "adapter_model.safetensors: is missing"),
         ([], "has no questions"),

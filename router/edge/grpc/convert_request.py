@@ -274,7 +274,9 @@ def time_field(request: Any, field: str) -> float | None:
     try:
         return getattr(request, field).ToNanoseconds() / 1e9 if request.HasField(field) else None
     except ValueError as error:
-        raise BadRequest(f"{field}: is not a time; correct it: {error}") from None
+        raise BadRequest(
+            f"{field}: is no valid timestamp or duration ({error}); send one that protobuf allows."
+        ) from None
 
 
 def _role(number: usage_pb2.Role, field: str) -> Any:

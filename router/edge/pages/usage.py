@@ -80,7 +80,7 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
     by = asked.get("by", "role")
     if span not in _SPANS or by not in get_args(Dimension):
         raise BadRequest(
-            f"span must be one of {', '.join(_SPANS)}, got {span[:40]!r}; by must be one of "
+            f"span: must be one of {', '.join(_SPANS)}, got {span[:40]!r}. by: must be one of "
             f"{', '.join(get_args(Dimension))}, got {by[:40]!r}."
         )
     length_s, bucket = _SPANS[span]
