@@ -151,7 +151,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {name: digest for name, digest in files.items() if name.startswith("steps/")}
 
 
-@pytest.mark.parametrize("free", [9, 120])
+@pytest.mark.parametrize("free", [9, pytest.param(120, marks=pytest.mark.slow)])
 async def test_a_killed_training_resumes(
     engine: TinyEngine, reinforce: Ran, tmp_path: Path, free: int
 ) -> None:

@@ -136,7 +136,7 @@ def test_a_run_without_an_answer_blames_its_end_and_endless_turns() -> None:
 def test_outputs_without_tokens_are_refused(tokens: TokenIds | msgspec.UnsetType) -> None:
     """The error names the role."""
     silent = answered(0, "Mann", [Completion("x", "stop", tokens=tokens)])
-    with pytest.raises(BadConfig, match=r"q1/0: delegation has outputs .* role delegation by vLLM"):
+    with pytest.raises(BadConfig, match=r"q1/0: outputs of the agent delegation .* by vLLM"):
         batch(silent, WRONG)
 
 

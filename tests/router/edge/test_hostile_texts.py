@@ -243,9 +243,7 @@ async def test_names_and_lists_that_are_too_long_are_refused(
 ) -> None:
     """The error does not repeat them."""
     async with served(whole_server(Deployment())) as channel:
-        with pytest.raises(
-            grpc.aio.AioRpcError, match=f"{message} 500000 .* at most 1024 are allowed"
-        ) as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match=f"{message} 500000 .* 1024") as caught:
             await call(RunServiceStub(channel), UsageServiceStub(channel), "\u200d" * 500_000)
     assert info_of(caught.value).reason == "BAD_REQUEST"
 
