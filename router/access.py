@@ -69,7 +69,7 @@ class Key(Frozen):
     """An API key as it is stored, without its secret."""
 
     key_id: str
-    """Public identifier of the key, which is a part of its text."""
+    """Public identifier of the key: the part of the key's text between `rg_` and the secret."""
     tenant: str | None
     """Name of the tenant that the key belongs to; None for an operator's key."""
     scopes: frozenset[KeyScope]
@@ -96,7 +96,7 @@ class Key(Frozen):
 
 
 class Spent(Frozen):
-    """The amounts that a tenant has spent in one day or one month, which count against its
+    """The amounts that a tenant has spent in one day or one month. They count against the tenant's
     quotas.
     """
 
@@ -143,13 +143,13 @@ class AuditEvent(Frozen):
     details_json: str
     """The values that the act sets, as a JSON object."""
     key_id: str
-    """Identifier of the key of the operator who did it; empty for commands, and while no keys
-    exist.
+    """Identifier of the operator's key with which the act was done; empty for commands, and while
+    no keys exist.
     """
     door: str
     """How the operator reached the gateway or its store: `command`, `grpc` or `page`."""
     address: str
-    """Address from which the request came; for a command, USER@HOST."""
+    """Network address from which the request came; for a command, USER@HOST of the caller."""
     at: float
     """Unix time, seconds."""
     result: str = "done"
@@ -161,8 +161,8 @@ class AuditEvent(Frozen):
 LAST_EVENT = 2**62
 """Upper bound of the numbers of events in the audit log."""
 ACT = ContextVar[AuditEvent | None]("act", default=None)
-"""The administrative act that the current task carries out. A store writes it to the audit log in
-the transaction that makes the act's changes.
+"""The administrative act that the current task carries out; None if it carries out none. The store
+writes the act to the audit log, in the same transaction as the act's changes.
 """
 
 
@@ -175,8 +175,8 @@ class Accounts(Protocol):
         """Return all keys, oldest first, including revoked ones."""
 
     async def add_key(self, key: Key) -> bool:
-        """Store a key, and also its tenant if no such tenant is stored yet. Return True if this is
-        the first key in the store.
+        """Store a key, and also the key's tenant if that tenant is not stored yet. Return True if
+        this is the first key in the store.
         """
 
     async def change_key(
@@ -202,15 +202,15 @@ class Accounts(Protocol):
         """Return at most `size` events with numbers below `before`, newest first."""
 
     async def spending(self, tenant: str) -> list[Spent]:
-        """Return one entry for each day and one for each month in which the tenant sent requests,
-        newest first.
+        """Return the spending of the tenant, newest first: one entry for each day, and one for each
+        month, in which the tenant sent requests.
         """
 
 
 _FRESH_S = 0.5
 """Max age of the keys in memory, in seconds; after that, they are read from the store again. A key
-that another process has revoked may be accepted for this long. Then its requests under way are
-cancelled.
+that another process has revoked may be accepted for this long. After that, the key's requests that
+are under way are cancelled.
 """
 _SENT = re.compile(r"bearer +rg_([0-9a-f]+)_([\w-]+)", re.ASCII | re.IGNORECASE)
 _ABSENT = (

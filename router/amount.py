@@ -1,4 +1,4 @@
-"""Amounts of tokens and of money, and the rest of a limit on them."""
+"""Amounts of tokens and of money, and what remains of a limit on one of them."""
 
 from typing import Literal
 

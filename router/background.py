@@ -25,7 +25,9 @@ def loop_time() -> float:
 
 @asynccontextmanager
 async def at_most(seconds: float) -> AsyncIterator[None]:
-    """Leave the body of the `async with` statement after `seconds` seconds, without an error."""
+    """Cancel the body of the `async with` statement after `seconds` seconds, and continue after it
+    without an error.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             yield
@@ -92,7 +94,7 @@ def free_slowly(parts: Iterable[object], after_s: float) -> None:
 
     The parts are kept for `after_s` seconds. Meanwhile, all other users should drop their
     references to them. Then a few parts are released in each step of the event loop. Releasing a
-    table with all its cells in one step would block it noticeably.
+    table with all its cells in one step would block the event loop noticeably.
     """
     asyncio.get_running_loop().call_later(after_s, _free, list(parts))
 

@@ -33,7 +33,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 └── UpstreamError              a model, retrieval or tool endpoint failed
     ├── UpstreamUnavailable    unreachable, overloaded or broken for now; may be retried
     ├── UpstreamRefused        the request was refused: wrong model name, wrong key
-    │   ├── ContextTooLong     the prompt is longer than the model's context
+    │   ├── ContextTooLong     prompt and output limit together exceed the model's context
     │   └── ContentRefused     the model, or a content filter, declines the prompt
     ├── UpstreamProtocolError  the reply does not follow the endpoint's protocol
     ├── ToolFailed             a tool's server is down, timed out, or reports a failed call
@@ -183,8 +183,9 @@ class BudgetExhausted(RolegateError):
     """
     left: Remaining | None = None
     """The rest of the limit. A call with a smaller output limit may fit into it. None if a smaller
-    call would be refused too. For a limit per minute, `left` is the whole limit, or None if the
-    call fits into the whole limit and can wait for the next minute.
+    call would be refused too. For a limit per minute, `left` is the whole limit if the call is
+    larger than that. If the call fits into the whole limit, it can wait for the next minute, and
+    `left` is None.
     """
 
 
@@ -261,7 +262,7 @@ class UpstreamUnavailable(UpstreamError):
     """
 
     retry_after_s: float | None = None
-    """Seconds in the endpoint's Retry-After header; None if it sent none."""
+    """Seconds from the endpoint's header Retry-After; None if the endpoint sent no such header."""
     unspent: bool = False
     """True if it is certain that the endpoint did no work for the call, because it was not reached
     or refused the call immediately.

@@ -1,14 +1,14 @@
 """Folding of text for comparison: different spellings of the same words fold to the same string.
 
 The folded form of a text is its words in lower case, separated by one space, with a space before
-the first word and after the last. A text contains a phrase exactly if its folded form contains the
-folded form of the phrase: " ann " is not in " annapolis ". In scripts without spaces between words,
-and in Korean, whose particles are attached to words, each character counts as a word.
+the first word and after the last. A text contains a phrase exactly if the folded text contains the
+folded phrase: " ann " is not in " annapolis ". In scripts without spaces between words, and in
+Korean, whose particles are attached to words, each character counts as a word.
 
-The time is linear in the length of the text, and the length of the folded form is bounded. For
-that, long runs of combining marks are shortened first, because Unicode's normal form NFKC takes
-quadratic time to sort them. NFKC also expands some characters to as many as 18 characters, so its
-output is cut.
+Folding takes time linear in the length of the text, and the length of the folded form is bounded.
+To ensure this, long runs of combining marks are shortened first, because Unicode's normal form NFKC
+takes quadratic time to sort them. NFKC also expands some characters to as many as 18 characters, so
+its output is cut.
 """
 
 import unicodedata
@@ -35,8 +35,8 @@ tone marks.
 """
 _EAST_ASIAN = regex.compile(rf"{_UNSPACED}|[\uff01-\uff5e]")
 _INSIDE = regex.compile(r"(?<=\d)[,'](?=\d{3})|'s\b|'|(?<!\d)(?<!\w\w\w)\.(?=[^\W\d])")
-"""Matches punctuation inside a word, which is removed without splitting the word: 12,000, Ann's,
-O'Neill, Ph.D.
+"""Matches punctuation inside a word, as in 12,000, Ann's, O'Neill and Ph.D. It is removed without
+splitting the word.
 """
 _BETWEEN = regex.compile(r"[^\w.\s]+|_+|\.(?!\d)|(?<=[^\W\d])\.|\b(?:an|the)\b")
 _LEADING = regex.compile(r"^ a(?= )")
@@ -67,7 +67,7 @@ def legible(text: str) -> str:
 
 
 def sought(value: str) -> str:
-    """Return the folded form of a value that is searched for in folded texts. A leading article "a"
+    """Return the folded form of `value`, to be searched for in folded texts. A leading article "a"
     is removed. Return an empty string if the value has no words.
     """
     folded = _LEADING.sub("", fold(value))

@@ -1,5 +1,5 @@
-"""Documents that tenants upload: values that describe them, and the Protocol of the store that
-indexes them.
+"""Documents that tenants upload: values that describe the documents, and the protocol of the
+storage that indexes them.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -47,7 +47,7 @@ class Build(Frozen):
     """Unix time, seconds; None if there was no build."""
     ended_at: float | None = None
     error: Exception | None = None
-    """Why the last build failed; None if it did not."""
+    """Why the last build failed; None if it succeeded or if there was no build."""
 
     @property
     def skipped(self) -> list[UploadedDocument]:
@@ -71,7 +71,8 @@ class Uploads(Protocol):
         wait: bool = False,
     ) -> UploadedDocument:
         """Store a document, and return it when it is on disk. It replaces a document of the same
-        name. If `content` raises an error or the task is cancelled before its end, nothing changes.
+        name. If `content` raises an error, or the task is cancelled before all of `content` is
+        stored, nothing changes.
 
         `size`: bytes of the whole `content`; if it has more or fewer, `BadRequest` is raised.
         `wait`: whether to return only when a build has read the document, or has failed. Raises

@@ -1,9 +1,10 @@
-"""Attempts of a model call: choice of a replica, timeouts, retries, and a ledger row for each.
+"""Attempts of a model call: the choice of a replica, the timeouts and the ledger row of each
+attempt, and retries after failures.
 
 Before each attempt, its max cost is reserved from the budget. This cost depends on the number of
-prompt tokens, for which an upper bound is computed from the prompt's bytes, because that takes no
-time. If the budget is too small for the bound, the tokens are counted. If the budget is still too
-small, the output limit of the attempt is lowered.
+prompt tokens. First, an upper bound of this number is computed from the prompt's bytes, which takes
+almost no time. If the budget is too small for the bound, the tokens are counted. If the budget is
+still too small, the output limit of the attempt is lowered.
 
 After a failure, another replica is tried immediately. If there is none, the same replica is tried
 after a pause that grows from attempt to attempt. Retries stop at the max number of attempts, at the
@@ -53,8 +54,8 @@ tokens, and for a quarter (1 / `_MIN_SHARE`) of the role's output limit. See `mi
 BYTES_PER_TOKEN = 4
 """Typical number of bytes of a token; precise enough to compare the load of replicas."""
 _PROBE_S = 5.0
-"""Max seconds until the first token of a call that probes an endpoint whose circuit breaker is not
-closed. Applies only if the model has other replicas.
+"""Max seconds until the first token of a probe, which is a call to an endpoint whose circuit
+breaker is not closed. Applies only if the model has other replicas.
 """
 OnText = Callable[[], Callable[[str], None]]
 """Function that is called at the beginning of each attempt. It returns another function, which is
@@ -72,8 +73,8 @@ class Attempts:
     prompt: Prompt
     ledger: Ledger
     caller: Caller
-    """The role and its model, for the ledger. `deployment` is that of the first replica here; in
-    the ledger, it is that of the replica that was called.
+    """Role and model of the call, for the ledger. Here, `Caller.deployment` names the first
+    replica; in a ledger row, it names the replica that was called.
     """
     purpose: Purpose
     """Purpose of the first attempt in the ledger."""
@@ -97,8 +98,8 @@ class Attempts:
     _made: int = field(default=0, init=False)
     """Number of attempts that were begun."""
     _unstopped: bool = field(default=False, init=False)
-    """True if this prompt is sent without stop strings, because one of them matched in the
-    reasoning.
+    """True if this prompt is sent without stop strings, because a stop string ended an earlier
+    attempt within the reasoning.
     """
     _failed: set[str] = field(default_factory=set, init=False)
     """Deployments at which an attempt failed."""
@@ -307,8 +308,8 @@ class Attempts:
 
 
 def _pause_s(error: UpstreamError, number: int) -> float | None:
-    """Return the pause before a retry at the same endpoint, in seconds; None if there must be no
-    such retry. `number`: the number of attempts so far.
+    """Return the pause before a retry at the same endpoint, in seconds; None if the call must not
+    be retried there. `number`: the number of attempts so far.
     """
     if not isinstance(error, UpstreamUnavailable) or not error.repeatable:
         return None
@@ -343,8 +344,9 @@ async def affordable(
     """Return `await take(tokens, worst(tokens), waits=…)`, where `tokens` is the largest output
     limit, up to `max_tokens`, for which the budget has room.
 
-    `worst`: returns the max cost of a call, given its output limit. Raises `BudgetExhausted` if
-    there is no room even for `min_output_tokens(max_tokens)`.
+    `take`: makes the call; its argument `waits` says whether to wait for budget that other calls
+    have reserved. `worst`: returns the max cost of a call, given its output limit. Raises
+    `BudgetExhausted` if there is no room even for `min_output_tokens(max_tokens)`.
     """
     min_tokens = min_output_tokens(max_tokens)
     waits = True

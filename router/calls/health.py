@@ -13,7 +13,7 @@ from router.trace import RoleName
 
 _log = structlog.get_logger("readiness")
 Need = Literal[RoleName, "retrieval", "store"]
-"""A dependency of the services: the model of a role, the retrieval, or the database."""
+"""A dependency of the gateway's services: the model of a role, the retrieval, or the database."""
 
 
 class Readiness:
@@ -35,7 +35,8 @@ class Readiness:
         before = self.all.get(source)
         self._parts[source] = list(needs), why
         now = self.all.get(source)
-        # Another reason alone is not a change, because it may contain the time or id of an error
+        # A new reason alone is not a change, because a reason may contain the time or id of an
+        # error
         if (before and before[0]) == (now and now[0]):
             return
         if why is None:
@@ -94,9 +95,9 @@ async def watch_role(
     A role is down while neither its model nor any of its fallbacks works. A model does not work
     while its calls keep failing, or while the circuit breakers of all its replicas are open.
 
-    A gateway that is reported as down gets no requests, so their success cannot show that the model
-    works again. Instead, `probe` makes a call as soon as a breaker lets one through, and again
-    after pauses that double each time.
+    A gateway that is reported as down gets no requests, so no successful request can show that the
+    model works again. Instead, `probe` makes a call as soon as a breaker lets one through, and
+    again after pauses that double each time.
     """
     clock = asyncio.get_running_loop().time
     models = (role, *role.fallbacks)

@@ -89,8 +89,8 @@ _known_bytes = lru_cache(maxsize=8)(_max_bytes)
 
 
 class PromptCounts:
-    """Computes upper bounds of the tokens of prompts from earlier prompts, whose tokens the engine
-    has reported. Used for models whose tokenizer is not available.
+    """Computes an upper bound of a prompt's tokens from the token counts that the engine reported
+    for earlier prompts. Used for models whose tokenizer is not available.
 
     A prompt has at most as many tokens as an earlier prompt with the same system prompt, plus the
     bound of the new prompt's other messages. This holds because chat templates never merge the

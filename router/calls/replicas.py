@@ -18,7 +18,7 @@ _IN_A_ROW = 5
 _FIRST_S = 1.0
 _LONGEST_S = 30.0
 _PROBING_S = 0.25
-"""Seconds between two checks whether a probe that is under way has closed the breaker."""
+"""Interval, in seconds, at which waiting calls check the breaker while a probe is under way."""
 
 BreakerState = Literal["closed", "open", "half_open"]
 
@@ -73,7 +73,7 @@ class Breaker:
 
     def open(self) -> None:
         """Open the breaker: let no call through for a time that doubles with each opening, up to 30
-        s.
+        seconds.
         """
         self.state = "open"
         self.openings = self.openings + 1
@@ -83,7 +83,7 @@ class Breaker:
 
 
 class Endpoint:
-    """State of an endpoint that all its callers share: its load and its breaker."""
+    """State of an endpoint that all its callers share: load, circuit breaker and last failure."""
 
     def __init__(self) -> None:
         self.breaker = Breaker()
@@ -106,8 +106,8 @@ class Endpoint:
 
         Yields a function that the caller calls at the first token: if the call is a probe, the
         breaker closes at that moment and not only at the end of the call. `silent`: returns whether
-        the call has had no output for suspiciously long. If so, its cancellation counts as a
-        failure of the endpoint.
+        the call has had no output for suspiciously long. If so, a cancellation of the call counts
+        as a failure of the endpoint.
         """
         breaker = self.breaker  # `self.breaker` may be replaced during the call
         probe = breaker.begin()

@@ -64,7 +64,7 @@ class Role:
     known. False for models whose output differs when it is streamed.
     """
     endpoint: Endpoint = field(default_factory=Endpoint)
-    """Load and breaker of the endpoint."""
+    """Load and circuit breaker of the endpoint."""
     others: tuple[Replica, ...] = ()
     """Further endpoints that serve the same model."""
     timeouts: Timeouts = field(default_factory=Timeouts)
@@ -72,8 +72,8 @@ class Role:
     fallbacks: "tuple[Role, ...]" = ()
     """Roles that are called instead if the model is unavailable, tried in order."""
     structured: bool = False
-    """True if the endpoint supports structured output, so that calls send it a regular expression
-    for the output.
+    """True if the endpoint supports structured output. Then calls may send it a regular expression
+    that the output must match.
     """
     tool_calls: bool = False
     """True if the model calls tools by the native tool calls of OpenAI's API; False if it writes
@@ -108,9 +108,9 @@ class Role:
 
         `stop`: strings at which the output ends. `purpose`: purpose of the call in the ledger.
         `sub_query_index`: number of the sub-query that the call works on; None for the question
-        itself. `pattern`: regular expression for the output; sent only if the endpoint supports
-        structured output. `tools`: functions that the model may call, for native tool calls.
-        `until`: deadline in the event loop's time; no retry is made after it. `on_text`,
+        itself. `pattern`: regular expression that the output must match; sent only if the endpoint
+        supports structured output. `tools`: functions that the model may call, for native tool
+        calls. `until`: deadline in the event loop's time; no retry is made after it. `on_text`,
         `on_delta`: see `Attempts`.
 
         Raises `BudgetExhausted` if the budget is too small. If all attempts and fallbacks have

@@ -17,8 +17,8 @@ class Budget(Frozen):
     max_nano_usd: int | None = None
     """Max cost of all calls, in billionths of a dollar."""
     role_tokens: dict[RoleName, int] = {}
-    """Max sum of the prompt and completion tokens of a role's calls, by role. Roles that are not
-    listed are limited by `max_total_tokens` only.
+    """Max sum of the prompt and completion tokens of all calls of a role, by role. For roles that
+    are not listed, only `max_total_tokens` applies.
     """
 
 

@@ -45,7 +45,7 @@ class RunStart(Frozen):
     no_cache: bool = False
     conditions: dict[str, str] = {}
     """Everything on which the turns of the run depend, by name: models and prompts, the index, the
-    release. An interrupted run can only be resumed if they are unchanged.
+    release. An interrupted run can only be resumed if all values are unchanged.
     """
     resumes: str = ""
     """Identifier of the interrupted run that this run resumes; empty for none."""
@@ -82,7 +82,9 @@ class Resumed(Frozen):
     start: RunStart
     """Start of the interrupted run."""
     turns: tuple[Turns, ...]
-    """Recorded turns: of the interrupted run, of the run that it had resumed, and so on."""
+    """Recorded turns of the interrupted run, of the earlier run that it had itself resumed, and so
+    on.
+    """
     calls: tuple[Call, ...]
     """All calls of these runs. Calls that were in flight at the interruption are charged their max
     cost.
@@ -111,8 +113,8 @@ class Journal(Protocol):
         """Begin a run: record it, and count it against the quotas of its tenant.
 
         If another run that is running or has finished has the same `request_id`, nothing is
-        recorded, and an `EarlierRun` is returned. If an interrupted run has it, the new run resumes
-        that run, if possible.
+        recorded, and an `EarlierRun` is returned. If an interrupted run has the same `request_id`,
+        the new run resumes it, if possible.
 
         Raises `BudgetExhausted`, `StoreFailed`, and `BadRequest` if the run cannot resume the run
         `start.resumes`. Then nothing is recorded.
@@ -124,8 +126,8 @@ class Journal(Protocol):
         """
 
     async def open(self, call: OpenedCall) -> None:
-        """Record a call before it is made, and reserve its worst case. For a call of the answer
-        role, this replaces the amount reserved for the answer.
+        """Record a call before it is made, and reserve its worst case. For a call of the answerer,
+        this reservation replaces the amount that was reserved for the answer.
 
         Raises `BudgetExhausted` and `StoreFailed`; then nothing is recorded.
         """
@@ -152,9 +154,9 @@ class Journal(Protocol):
         """
 
     def note(self, run_id: str, record: Searched | Decided | Asked) -> None:
-        """Record a search, the sub-query number of an ask (a piece of work on a table), or the
-        decision whether to use executors that were dispatched before the delegator's turn had
-        ended.
+        """Record one of three things: a search; the sub-query number of an ask (a piece of work on
+        a table); or the decision on early work, that is whether to use the reports of executors
+        that began before the delegator had finished its turn.
         """
 
     def forget(self, run_id: str) -> None:
@@ -166,7 +168,7 @@ class Journal(Protocol):
         """Record the end of a run, with its trace and calls.
 
         Raises `StoreFailed`; then the caller must not deliver the answer. The run is then stored as
-        failed, except if only the confirmation of the write failed: then it may be stored as `run`.
+        failed. But if the write succeeded and only its confirmation failed, `run` may be stored.
         """
 
 

@@ -47,7 +47,7 @@ Granted = TypeVar("Granted")
 
 
 class Caller(Frozen):
-    """The role that makes a call, its model, and the limits of the call."""
+    """The role and the model of a call, and the limits of the call."""
 
     role: RoleName
     model: str
@@ -75,8 +75,8 @@ class _Books:
     output.
     """
     early_from: int | None = None
-    """Number of the first sub-query whose calls wait for the delegator's decision; None if none
-    waits.
+    """Calls for this sub-query number and higher ones wait for the delegator's decision; None if no
+    call waits.
     """
     opened: int = 0
     """Number of calls that have been opened."""
@@ -93,7 +93,7 @@ class Attempt:
         self.request_id = opened.request_id
         self.price = price
         self.usage: Usage | None = None
-        """Usage as the endpoint reported it; None if it has not."""
+        """Usage as the endpoint reported it; None if it has reported none."""
         self.count: Callable[[str], Awaitable[Usage | None]] | None = None
         """Function that takes the output so far, and returns the usage as counted by the model's
         tokenizer. None if the endpoint has no tokenizer.
@@ -202,10 +202,10 @@ class Ledger:
             self._allowance.take(call.role, call.charged)
 
     def within(self, sub_query_index: int, manager: str) -> "Ledger":
-        """Return a ledger for a manager that works on a sub-query. It adds its rows to those of the
-        run. Sub-query numbers that are passed to it are those of the manager's own workers. Its
-        methods `reserve_for_answer` and `decide` do nothing, because only the delegator may reserve
-        and decide.
+        """Return a ledger for a manager that works on a sub-query. The rows of this ledger are
+        added to those of the run. Sub-query numbers that are passed to this ledger are numbers of
+        the manager's own sub-queries. Its methods `reserve_for_answer` and `decide` do nothing,
+        because only the delegator may reserve and decide.
         """
         ledger = copy(self)
         ledger._lead = AgentId("delegation", sub_query_index, manager)
@@ -214,7 +214,9 @@ class Ledger:
 
     @property
     def of_run(self) -> "Ledger":
-        """The ledger of the whole run: for a manager's ledger, the one from which it was made."""
+        """The ledger of the whole run. For a manager's ledger, it is the ledger on which `within`
+        was called.
+        """
         return self._run or self
 
     @property
@@ -250,12 +252,12 @@ class Ledger:
         waits: bool = True,
     ) -> AsyncIterator[Attempt]:
         """Book one attempt as one row of the ledger. The body of the `async with` statement makes
-        the attempt; it is booked also if it fails.
+        the attempt. A failed attempt is booked too.
 
         `number`: number of the attempt within its call. `worst`: the max amount that the attempt
-        can cost. `waits`: whether to wait up to some seconds if the budget is only too small
-        because of calls in flight. Raises `BudgetExhausted` or `StoreFailed` before the body runs;
-        then there is no row.
+        can cost. `waits`: whether to wait some seconds if the budget is too small only because of
+        reservations for calls in flight. Raises `BudgetExhausted` or `StoreFailed` before the body
+        runs; then there is no row.
         """
         opened = await self._granted(
             lambda: self._open(caller, purpose, number, worst), waits=waits
@@ -452,8 +454,8 @@ class Ledger:
         self, ask: Callable[[], Awaitable[Granted]], *, waits: bool = True
     ) -> Granted:
         """Return the result of `ask`, a function that makes a reservation. `waits`: whether to
-        retry for some seconds if the reservation is only refused because of calls in flight. Raises
-        the errors of `ask`.
+        retry for some seconds if the reservation is refused only because of reservations for calls
+        in flight. Raises the errors of `ask`.
         """
         until = time.monotonic()
         if waits:

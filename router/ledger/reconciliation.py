@@ -34,8 +34,8 @@ class LedgerSum(Frozen):
     completed_calls: int
     """Number of completed calls."""
     uncertain_calls: tuple[str, ...]
-    """Calls whose tokens are not known exactly, because they were interrupted, failed or are still
-    running. They are named by `OpenedCall.request_id`; at most 1000 are named.
+    """Identifiers (`OpenedCall.request_id`) of calls whose tokens are not known exactly, because
+    the calls were interrupted, failed or are still running. At most 1000 are listed.
     """
     lower_bound: Tokens
     """Tokens of the completed calls, plus the known tokens of the interrupted calls. Tokens that
@@ -95,7 +95,7 @@ class Reconciliation(Frozen):
     """Unix time in seconds at which the engine started; None for the verdict `unknown`."""
     completed_calls: int = 0
     uncertain_calls: tuple[str, ...] = ()
-    """See `LedgerSum.uncertain_calls`; these calls may have used more tokens than the ledger has.
+    """See `LedgerSum.uncertain_calls`; these calls may have used more tokens than the ledger shows.
     """
     prompt_tokens: ReconciledTokens | None = None
     completion_tokens: ReconciledTokens | None = None
@@ -122,8 +122,8 @@ class Reconciler(Frozen):
         if base_url is None:
             return unknown("its provider, called through LiteLLM, has no counters to compare with")
 
-        # The lower bound is read before the engine and the upper bound after it, so that calls
-        # that end in the meantime lie between the two.
+        # The lower bound is read before the engine's counters, and the upper bound after them. So
+        # calls that end in the meantime do not move the engine's count out of the bounds.
         try:
             begun = await self.engines.read(base_url)
             before = await self.ledger.since(deployment, begun.start)
@@ -165,7 +165,7 @@ _SAMPLE = re.compile(
 
 
 class VLLMCounts(Frozen):
-    """Reads the counters of vLLM engines from their `/metrics`.
+    """Reads the token counters of vLLM engines from their HTTP endpoint `/metrics`.
 
     vLLM counts the prompt of a request when it writes the first output token, and each output token
     when it is written. So a request that is aborted before its first token adds nothing. A request

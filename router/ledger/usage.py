@@ -12,7 +12,7 @@ Bucket = Literal["hour", "day", "month"]
 
 
 class UsageQuery(Frozen):
-    """Selection and grouping of the calls to sum."""
+    """Selects the calls to sum, and says how to group them."""
 
     start: float | None = None
     """Only calls that started at this Unix time or later; None for no bound."""

@@ -27,13 +27,11 @@ _CONNECT_S = 5.0
 _NEXT_ADDRESS_S = 0.25
 """Seconds after which the next IP address of a host is tried in parallel (Happy Eyeballs)."""
 _MAX_HEAD = 64 << 10
-"""Max bytes that may arrive without any byte of the body, such as headers."""
+"""Max bytes that may arrive without any byte of the body. This limits the size of the headers."""
 _STEP = 16 << 10
 """Max bytes of a reply that are parsed in one iteration of the event loop."""
 _MAX_HELD = 32
-"""Max received pieces that are held back for a reader that accepts a delay (`ReplyReader.patient`),
-before they are passed on.
-"""
+"""Max received pieces that are held back if the reader accepts a delay (`ReplyReader.patient`)."""
 _MUCH = 2 << 10
 """Pieces of at least this many bytes are never held back."""
 _END = b"\r\n\r\n"
@@ -74,7 +72,7 @@ class ReplyReader(Protocol):
 
 
 class Target:
-    """URL to which requests are posted, with the headers that every request to it has."""
+    """URL to which requests are posted, and the headers of all these requests."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         """A user and password in `url` are sent as basic authentication. Raises

@@ -90,8 +90,7 @@ def _strings(value: object) -> Iterator[str]:
 MAX_WORDS_CHARS = 300
 """Max characters of a server's message that are quoted in our error."""
 _MAX_READ = 4096
-"""Known phrases are searched for only in the first characters of a server's message, up to this
-number.
+"""Known phrases are searched for only in this many characters at the start of a server's message.
 """
 
 _TOO_LARGE = 413
@@ -110,7 +109,7 @@ _REFUSED = {
     422: "the endpoint does not accept one of the parameters, or the prompt is too long",
 }
 _LASTING = frozenset({401, 402, 403, 404})
-"""Statuses that do not depend on the prompt, so that any other prompt would fail too."""
+"""Statuses whose cause is not the prompt, so that any other prompt would fail too."""
 
 _TOO_LONG = re.compile(
     "context_length_exceeded|ContextWindowExceededError|exceed_context_size_error"
@@ -125,7 +124,7 @@ _TOO_LONG = re.compile(
     re.IGNORECASE,
 )
 """Phrases by which engines and providers say that a prompt exceeds the model's context. They are
-searched for under every HTTP status. The tests quote whole messages.
+searched for in error replies with any HTTP status. The tests quote whole messages.
 """
 
 _DECLINED = re.compile(
@@ -153,8 +152,8 @@ _NAMED = re.compile(
     "bad.?request|unsupported|unprocess|content)",
     re.IGNORECASE,
 )
-"""Matches the name of a failure. The name of the matching group, without its underscore, is the
-HTTP status as which the failure is treated.
+"""Matches the name of a failure. The failure is treated like the HTTP status in the name of the
+matching group, such as 429 for `_429`.
 """
 _LONGEST_NAME = 200
 """Max characters that are read of a failure's code, and of its type."""
@@ -180,7 +179,8 @@ _WRONG_CERTIFICATE = (
     CertificateError,
 )
 _SSL = re.compile(r" ssl:(<[^>]*>|\w+)")
-"""aiohttp's note on how it checks a host's certificate, which is removed from messages."""
+"""Matches aiohttp's note on how it checks a host's certificate. The note is removed from messages.
+"""
 _BROKEN_PROTOCOL = (
     aiohttp.ClientResponseError,
     HttpProcessingError,
@@ -337,8 +337,8 @@ def _hint(parameter: re.Match[str]) -> str:
 
 def _pause_s(headers: Mapping[str, str], text: str) -> float | None:
     """Return the pause that the server requests before a retry, in seconds, at most one day. It is
-    read from the header `Retry-After-Ms`, `Retry-After`, or else from `text`, the server's message.
-    Return None if there is none.
+    read from the header `Retry-After-Ms` or `Retry-After`, or else from `text`, the server's
+    message. Return None if the server requests no pause.
     """
     for name, unit_s in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         value = headers.get(name, "").strip()

@@ -141,7 +141,8 @@ class LiteLLMModel:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        # A fallback model is called while the error of the first model is being handled.
+        # A fallback model is called while the error of the first model is being handled. That error
+        # is not a cause of the fallback's error.
         before = sys.exception()
         try:
             yield

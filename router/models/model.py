@@ -54,7 +54,7 @@ class Prompt(Frozen):
     stop string at which it ended, even if the endpoint removes it.
     """
     request_id: str = ""
-    """Identifier of the call, under which the endpoint may log it; empty for none."""
+    """Identifier of the call, which the endpoint may write to its log; empty for none."""
     pattern: str | None = None
     """Regular expression that the output must match; reasoning is exempt. Endpoints without
     structured outputs ignore it.

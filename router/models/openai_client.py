@@ -46,9 +46,7 @@ _RENDERED = (
 )
 """Fields of a request that change the text that the chat template produces."""
 _NO_ROUTE = frozenset({401, 403, 404, 405, 501})
-"""Statuses of a reply to `POST /tokenize` from which it follows that the endpoint cannot count
-tokens.
-"""
+"""HTTP statuses of a reply to `POST /tokenize` that mean that the endpoint cannot count tokens."""
 _TOKENIZING_S = 5.0
 _DONE = b"[DONE]"
 _EVENTS = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:data|event|id|retry)?:")
@@ -71,7 +69,7 @@ _STREAM_OPTIONS = (
     None,
 )
 """Values of `stream_options`, tried in order until the endpoint accepts one. The first value
-requests usage in every chunk, which vLLM supports. The last, no options, is accepted by every
+requests usage in every chunk, which vLLM supports. The last value, None, is accepted by every
 endpoint.
 """
 _OPTION = re.compile("stream_options|include_usage|continuous_usage_stats")
@@ -201,8 +199,8 @@ class OpenAIHTTP:
 
         A streaming request asks for the usage, if possible in every chunk, so that the usage is
         also known for a stream that is abandoned early. If the endpoint refuses a stream option or
-        the pattern, the request is repeated without it, and later requests leave it out too. vLLM
-        refuses the pattern of a stream only after its reply has begun.
+        the pattern, the request is repeated without it, and later requests leave it out too. For
+        streams, vLLM refuses the pattern only after the reply has begun.
         """
         while True:
             if prompt.pattern is not None and not self._structures:
@@ -253,8 +251,8 @@ class OpenAIHTTP:
         redirected: bool = False,
     ) -> None:
         """Send a request to `url` and feed its reply to `reply`. A redirect with status 307 or 308
-        is followed once, to the same scheme, user, host and port. `redirected`: True if this is
-        that second request. Raises `UpstreamError` if the final status is not 200.
+        is followed once, and only to the same scheme, user, host and port. `redirected`: True if
+        this is that second request. Raises `UpstreamError` if the final status is not 200.
         """
         name = f"{REQUEST_ID}: {prompt.request_id}\r\n" if prompt.request_id else ""
         try:

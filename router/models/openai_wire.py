@@ -95,11 +95,12 @@ class CallReply(Frozen, gc=False):
 
 
 _MAX_ITEMS = 256
-"""Max items of a list in a reply that are read. Normal replies have one output with a few parts and
-tool calls.
+"""Max items that are read from a list in a reply. Normal replies have one output with a few parts
+and tool calls.
 """
 _MAX_ODD = 16
-"""Max items that are read of a list with an unreadable item, because reading such a list is slower.
+"""Max items that are read from a list that has an unreadable item, because such a list is slower to
+read.
 """
 _THINKING = re.compile("think|reason|thought|summary")
 """Matches the type of a content part that is reasoning."""
@@ -164,7 +165,7 @@ CALL_BEGIN = '<call tool="'
 CALL_END = "</call>"
 _CALL = re.compile(r'<call tool="([^"<>]*)">([^<]*)</call>')
 _MAX_CALLS = 128
-"""Max tool calls that are kept of one turn. Only the first is ever carried out."""
+"""Max tool calls that are kept of one turn. Of these, only the first is carried out."""
 
 
 class _Call:
@@ -251,9 +252,9 @@ _MAX_VALUES = 4_096
 
 
 def _json_values(text: str) -> list[tuple[int, Any]]:
-    """Return the consecutive JSON values in `text`, each with its start position. If the rest of
-    the text is unreadable, or if there are more than `_MAX_VALUES` values, the last value is UNSET
-    and starts where the rest does.
+    """Return the consecutive JSON values in `text`, each with its start position. If the text is
+    unreadable from some position on, or has more than `_MAX_VALUES` values, the last item is UNSET,
+    with the position at which the unread rest starts.
     """
     values: list[tuple[int, Any]] = []
     end = 0
@@ -437,7 +438,7 @@ class ChatReply(Frozen, gc=False):
     type: str | None = None
     code: str | int | None = None
     promptFeedback: Any = None
-    """Gemini's report, which names the filter that blocked the prompt in `blockReason`."""
+    """Gemini's report. Its field `blockReason` names the filter that blocked the prompt."""
 
     @property
     def failure(self) -> ErrorReply | None:
@@ -496,8 +497,8 @@ _fields = cache(msgspec.structs.fields)
 
 
 def readable(kind: Any, raw: Any) -> Any:
-    """Convert `raw` to the type `kind`, leaving out the parts that cannot be converted. Return None
-    if `raw` itself cannot be.
+    """Convert `raw` to the type `kind`, and leave out the parts that cannot be converted. Return
+    None if `raw` as a whole cannot be converted.
     """
     for inner in get_args(kind) if isinstance(kind, UnionType) else (kind,):
         if inner is MessageReply and isinstance(raw, str | list):

@@ -53,8 +53,8 @@ class StopCut:
 
     def end(self, finish_reason: str, matched: str | None) -> tuple[str, str]:
         """Return the remaining text and the finish reason. `matched`: the stop string at which the
-        output ended, as the engine reports it, or None. If the engine left it out of the text, it
-        is the remaining text.
+        output ended, as the engine reports it, or None. If the engine left this string out of the
+        text, the string is the remaining text.
         """
         return ("", "stop") if self.met else end_at_stop("", self._stop, finish_reason, matched)
 
@@ -74,9 +74,9 @@ class StreamedReply:
     """Collects the chunks of one output in order, and decides when the output is complete and when
     reading should stop.
 
-    After a stop string, the next chunk shows whether the engine has stopped. If it has, the reader
-    waits for the final usage, which is still to come. If the engine continues to write, it ignores
-    stop strings, and the stream is `abandoned`: reading ends. That saves tokens but loses the final
+    After a stop string, the next chunk shows whether the engine has stopped. If it has, reading
+    continues until the final usage arrives. If the engine continues to write, it ignores stop
+    strings, and the stream is `abandoned`: reading ends. That saves tokens but loses the final
     usage, so the latest usage is marked as a lower bound. A stream is also abandoned once the
     engine has written more than `max_tokens`, either by its own count or because the text is longer
     than that many tokens can be.
@@ -114,7 +114,7 @@ class StreamedReply:
         self._reported = 0
         """Number of pieces that were passed to `on_delta`."""
         self._revoked = 0
-        """Number of pieces, from the first, whose text was turned into reasoning."""
+        """Number of pieces, counted from the first, whose text was turned into reasoning."""
         self._calls = Calls()
         self._refusal = ""
         self._waiting = ""

@@ -14,8 +14,8 @@ output. Rules for unclear marks:
 - When a nested thought ends, the outer thought continues. If the outer thought is never closed, its
   mark was only a mention, and everything after the nested thought is text.
 - A tag that may also be part of an answer (`<plan>`, `[REASONING]`, `&lt;think&gt;`) opens a
-  thought only at the start of an output, and only if it is closed. An output that is nothing but
-  such an element has no text.
+  thought only at the start of an output, and only if it is closed later. An output that consists of
+  only such an element has no text.
 
 An output arrives in pieces. If the end of a piece may be the start of a mark, it is held back until
 the next piece.
@@ -69,7 +69,7 @@ _IN_WORDS = re.compile(
     rf"\[/(?:{_STEMS}|{_AMBIGUOUS})\])",
     re.IGNORECASE,
 )
-"""Matches all marks, and the phrases that close a thought which a phrase in `_WORDS` has opened."""
+"""Matches all marks, and the phrases that close a thought if a phrase in `_WORDS` has opened it."""
 _WORDS = re.compile(
     r"(?:(?:analysis|commentary)(?=[^\sa-z.,:;)!?'\"-])"
     r"|(?i:here(?:'s| is) my thought process:|here are my reasoning steps:"
@@ -77,8 +77,9 @@ _WORDS = re.compile(
     rf"|(?:&lt;|[＜〈【]){_ESCAPED}(?:&gt;|[＞〉】])|\[(?!think(?:ing)?\])(?:{_STEMS}|{_AMBIGUOUS})\])))"
 )
 """Phrases that open a thought at the start of an output. The first two are channels of the harmony
-format whose special tokens are missing. A tag of the group `odd` opens one only if it is closed.
-Elsewhere in an output, such a tag may be part of an answer, or copied from a document.
+format whose special tokens are missing. A tag of the group `odd` opens a thought only if it is
+closed later. Elsewhere in an output, such a tag may be part of an answer, or copied from a
+document.
 """
 _BEGINNING = re.compile(
     r"(?:a[nalysi]{0,7}|c[omentary]{0,9}|her?e?[ 'a-z]{0,24}:?|[&<\[＜〈【][\w\s&;|=\"-]{0,32})\Z",
@@ -126,7 +127,9 @@ class Thoughts:
         dropped if the output begins with a tag.
         """
         self.revoked = False
-        """True once all text so far turned out to be reasoning. The caller resets it to False."""
+        """Set to True when all text so far has turned out to be reasoning. The caller resets it to
+        False.
+        """
         self.unsettled = False
         """True after a closing mark without an opening mark, until text follows it."""
         self.revealed = False
@@ -155,7 +158,9 @@ class Thoughts:
         return self._depth > 0
 
     def feed(self, piece: str) -> tuple[str, str]:
-        """Take the next piece, which must not be empty; return its text and its reasoning."""
+        """Take the next piece, which must not be empty. Return the text and the reasoning that have
+        become certain.
+        """
         if self._plain and "<" not in piece and "[" not in piece and "◁" not in piece:
             self._shown.append(piece)
             return piece, ""
@@ -231,8 +236,8 @@ class Thoughts:
             self._begins = _BEGINNING.match(begun) is not None
 
     def _part(self, window: str, position: int) -> int:
-        """Return the position at which the end of `window` may be the start of a mark; the length
-        of `window` if it cannot be.
+        """Return the position from which the end of `window` may be the start of a mark. Return the
+        length of `window` if no mark can start there.
         """
         if self._begins and len(window) != 1:
             return position

@@ -25,8 +25,8 @@ _STOP = re.compile(r"<\s*+/?\s*+stop\s*+/?\s*+>", re.IGNORECASE)
 
 
 class Dispatch(Frozen):
-    """Decision to let executors work on sub-queries. The sub-queries are distinct, and in the order
-    in which the delegator wrote them.
+    """Decision to let executors work on sub-queries. The sub-queries are distinct, in the order in
+    which the delegator wrote them.
     """
 
     sub_queries: tuple[str, ...]
@@ -36,8 +36,8 @@ class Dispatch(Frozen):
     lists them.
     """
     managers: tuple[str, ...] = ()
-    """For each of `sub_queries`, the name of its manager, or an empty string. The tuple is empty if
-    no block names a manager.
+    """For each of `sub_queries`, the name of the manager that should work on it, or an empty string
+    for the default manager. The tuple is empty if no block names a manager.
     """
 
 
@@ -58,7 +58,7 @@ def parse_decision(
     """Parse the delegator's decision.
 
     `limit`: max sub-queries that are dispatched. `cut`: whether the length limit ended `text`.
-    `managed`: whether blocks may name a manager, as in `<search manager="browser">`.
+    `managed`: whether a block may name a manager: `<search manager="browser">`.
 
     If the text contains both questions and a stop, the stop is ignored. If no block has a question,
     a stop counts only if each block is empty or begins before the last stop tag.
@@ -115,9 +115,9 @@ class EarlyReader:
     """Reads the delegator's output piece by piece while it is written, and reports the sub-queries
     that are certain to be dispatched.
 
-    The idea: the first sub-queries of a block are certain if `parse_decision` reads them from the
-    block however the text continues. So the unfinished block is parsed twice: once unchanged, and
-    once with a made-up continuation. The sub-queries with which both results begin are certain.
+    The idea: a sub-query is certain if `parse_decision` reads it from the block, no matter how the
+    text continues. So the unfinished block is parsed twice: once unchanged, and once with a made-up
+    continuation. The first sub-queries count as certain as far as both results agree.
 
     To save time, this is done only where a question may have just ended:
 

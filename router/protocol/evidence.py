@@ -17,8 +17,8 @@ class Report(Frozen, gc=False, omit_defaults=True):
     """Number of lines at the end of a multi-line answer that were cut off, completely or in part.
     """
     escalate_to: str = ""
-    """Name of another manager that should work on the sub-query; empty for none. With such a name
-    and without evidence, `answer` describes what is missing.
+    """Name of another manager that should work on the sub-query; empty for none. If this field is
+    set and there is no evidence, `answer` describes what is missing.
     """
 
     def within(self, chars: int) -> "Report":
@@ -40,7 +40,9 @@ class Report(Frozen, gc=False, omit_defaults=True):
 
 
 NO_EVIDENCE = Report("no evidence found", ())
-"""The report of an executor that failed or found nothing. It does not reveal why."""
+"""The report of an executor that failed or found nothing. It does not say which of the two
+happened.
+"""
 
 
 class Passage(Frozen, gc=False):

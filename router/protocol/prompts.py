@@ -97,8 +97,8 @@ def documents(
 
 
 def condense_request(history: Sequence[Message], question: str) -> str:
-    """Return the text that shows a conversation and its last question to the model that rewrites
-    the question, so that it can be understood without the conversation.
+    """Return the request to the condenser, which rewrites `question` so that it can be understood
+    without `history`, the conversation before it.
     """
     shown = "".join(element(message.role, message.content) for message in history)
     return f"<history>{shown}</history>{element('question', question)}"
@@ -113,9 +113,9 @@ def search_results(
     """Return the text that shows the delegator or the answerer the reports, in the form of figure 7
     of TBSS.
 
-    `pairs`: sub-queries, each with its report. `not_dispatched`: sub-queries beyond the limit,
-    which no executor works on. `managed`: whether to include the names of the managers that reports
-    want to be asked.
+    `pairs`: sub-queries, each with its report. `not_dispatched`: sub-queries that were not
+    dispatched, because the delegator wrote more than the limit. `managed`: whether to include the
+    name of the manager to ask next, if a report contains one (`Report.escalate_to`).
     """
     shown = ""
     for index, (request, report) in enumerate(pairs):

@@ -31,7 +31,7 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
     six sentences, each of which must be supported by the evidence.
     """
     instructions: str = ""
-    """Further text of the answerer's system prompt."""
+    """Text that is added to the answerer's system prompt."""
     max_answer_tokens: int = 0
     """Max tokens of the answerer's output; 0 for the limit of its role."""
 
@@ -64,7 +64,9 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
         return ""
 
     def system(self, prompt: str) -> str:
-        """Return the answerer's system prompt with the text that asks for this style."""
+        """Return the system prompt `prompt`, followed by the text that asks the answerer for this
+        style.
+        """
         language = f"Write the answer in {self.language}." if self.language else ""
         return "\n\n".join(
             filter(None, (prompt, _LENGTHS[self.length], language, self.instructions))

@@ -32,7 +32,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "b": "\b", "f": "\f"}
 
 
 class QuotedString(NamedTuple):
-    """A quoted string in JSON-like text that is a value, not a key."""
+    """A quoted string value (not a key) in JSON-like text."""
 
     text: str
     """The string's text, with backslash escapes resolved."""
@@ -95,8 +95,8 @@ def _end(
     quote: str,
 ) -> tuple[int, bool]:
     """Return the position of the closing quote of the string that begins at `start`, or the end of
-    `text` if nothing closes the string. Also return `QuotedString.exact`: True if no other quote
-    might close the string.
+    `text` if nothing closes the string. Also return `QuotedString.exact`: True if no earlier quote
+    might have closed the string.
     """
     exact = True
     for mark in _CLOSING[quote].finditer(text, start):
@@ -203,8 +203,8 @@ def _texts(body: str, partial: bool) -> list[str]:
 
 
 def _asked(strings: Sequence[QuotedString], partial: bool) -> list[str]:
-    """Return the strings that are items of a list, or whose key is a name for questions. If there
-    are none, return all strings that end with a question mark.
+    """Return the strings that are items of a list, or whose key means a question, such as `query`.
+    If there are none, return all strings that end with a question mark.
     """
     complete = [string for string in strings if string.closed or not partial]
     named = [_unwrapped(string.text) for string in complete if _names_questions(string.key)]
@@ -316,8 +316,9 @@ def own_text(
     everything from a tag for search results on. If a model was not stopped after its search, it
     invents such results, and the text after them is based on invented results.
 
-    `cut`: whether the length limit ended `text`. A part that is too long is also cut, and then its
-    end counts as missing. `attribute`: the attribute that `<search>` tags may have; empty for none.
+    `cut`: whether the length limit ended `text`. If the part is too long, it is cut off too, and
+    its end counts as missing. `attribute`: the attribute that `<search>` tags may have; empty for
+    none.
     """
     visible = without_thinking(text)
     tag = _FIRST_TAG.search(visible, 0, _FURTHEST_TAG)
@@ -336,7 +337,8 @@ def search_blocks(
     attribute: str = "",
 ) -> list[SearchBlock]:
     """Return all `<search>` blocks in `own`, the text that `own_text` returned. If the last block
-    is not closed, it counts as closed unless `cut` is true, because a stop string ended it.
+    is not closed, it counts as closed unless `cut` is true, because then a stop string ended the
+    output.
     """
     search_tags = list(blocks(own, "search", attribute))
     return [
@@ -346,9 +348,9 @@ def search_blocks(
 
 
 def _read(block: Block, *, ended: bool) -> SearchBlock:
-    """Parse a `<search>` block. `ended`: whether the block is complete, although it may lack its
-    closing tag. If another tag ends a block, the model has often only mentioned `<search>`, so the
-    block is parsed as incomplete.
+    """Parse a `<search>` block. `ended`: True if the block is complete, even if it has no closing
+    tag. If another tag ends the block, it is parsed as incomplete, because the model has often only
+    mentioned `<search>`.
     """
     body = block.body
     ended = ended or block.closed

@@ -98,7 +98,7 @@ def blocks(text: str, tag: str, attribute: str = "") -> Iterator[Block]:
 
 @cache
 def _tags(tag: str, attribute: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return regular expressions for the opening tag and for the closing tag."""
+    """Return two regular expressions: for the opening tag, and for the closing tag."""
     may = (
         rf"""(?:\s{{1,9}}{attribute}\s{{0,9}}=\s{{0,9}}["'“]?(?P<named>[^"'”<>]{{0,100}})["'”]?)?"""
     )

@@ -137,8 +137,9 @@ def parse_action_turn(
 
 
 def first_search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
-    """Return whether `own` contains any `<search>` block, and the first search that has a query,
-    with its position. Return None instead of the search if no block has a query.
+    """Return two values: whether `own` contains any `<search>` block, and the first search that has
+    a query, as a pair of its position in `own` and the turn. The second value is None if no block
+    has a query.
     """
     blocks_found = search_blocks(own, cut=cut)
     searches = [block for block in blocks_found if block.questions]
@@ -219,8 +220,8 @@ _PROTOCOL = re.compile(
     rf"<\s{{0,4}}/?\s{{0,4}}{_KIND}[^<>]{{0,200}}>|{_CALLING}",
     re.IGNORECASE,
 )
-"""Matches markup with which models search, stop and call tools, in the forms of their chat
-templates.
+"""Matches tags and tokens with which models search, stop or call tools, including the tokens of
+their chat templates.
 """
 _PROTOCOL_WITHIN = re.compile(
     rf"(?<![\w`\"'“])<\s{{0,4}}{_KIND}[^<>]{{0,200}}>"

@@ -1,5 +1,5 @@
 """The words that a deployment's models know, if the models understand only one small language, as
-in the demo. Questions with other words are refused, because the models would only guess.
+in the demo. The gateway refuses questions with other words, because the models would only guess.
 """
 
 import re
@@ -9,7 +9,7 @@ _WORD = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
 
 
 class Vocabulary:
-    """A closed set of words and of names, which may have several words. Case is ignored."""
+    """A closed set of words and names. A name may have several words. Case is ignored."""
 
     def __init__(self, words: Iterable[str], names: Iterable[str]) -> None:
         self._words = frozenset(word.casefold() for word in words)
@@ -27,7 +27,7 @@ class Vocabulary:
     def outside(self, question: str, *, named: bool = True) -> list[str]:
         """Return the distinct words of `question` that are neither words of the vocabulary nor part
         of one of its names. If all words are known, but the question contains no name, return all
-        words; unless `named` is False, which allows questions without a name.
+        its words. `named`: False to accept questions without a name.
         """
         written = _WORD.findall(question)
         folded = _folded(question)

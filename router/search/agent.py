@@ -36,8 +36,8 @@ from router.trace.values import SearchRecord, ToolCall
 
 _Look = Callable[[], Awaitable[SearchRecord]]
 _TOKENS_PER_CHARACTER = 1 / 3
-"""Tokens per character of a prompt, estimated too high rather than too low. The estimate is used
-until the engine has reported the tokens of a prompt.
+"""Estimated tokens per character of a prompt, deliberately high. The estimate is used until the
+engine has reported the tokens of a prompt.
 """
 
 
@@ -51,16 +51,18 @@ class ExecutorLimits(Frozen):
     top_k: int = 3
     """Number of passages shown for each search."""
     passage_chars: int = 8000
-    """Max characters of a passage's title, and of its text. Longer ones are cut."""
+    """Max characters of a passage's title, and of its text. Longer titles and texts are cut."""
     report_chars: int = 2000
     """Max characters of a report's answer, and of each item of its evidence. Longer texts are cut.
     """
     access_k: int = 0
-    """Max passages shown of an opened document; 0 to forbid opening documents. Opening a document
+    """Max passages shown of one opened document; 0 to forbid opening documents. Opening a document
     counts as a search.
     """
     access_chars: int = 25_000
-    """Max characters of all passages shown of an opened document, and of a tool's output."""
+    """Max characters of the passages shown of one opened document, counted together. Also the max
+    characters of a tool's output.
+    """
 
 
 class Form(Frozen):
@@ -71,7 +73,7 @@ class Form(Frozen):
     parse: Callable[[str, bool], ExecutionTurn]
     """Parses a turn. Arguments: the text of the turn, and whether the length limit cut it."""
     stop: tuple[str, ...]
-    """Stop strings of each call of the model, except for calls that ask for a correction."""
+    """Stop strings of the model's calls. Calls that ask for a correction have no stop strings."""
     documents: Callable[[Sequence[Passage], bool], str]
     """Renders the result of a search. Arguments: the passages, and whether this was the last search
     allowed.
@@ -139,7 +141,9 @@ class ContextWindow:
         return any(search.passages and not search.shown for search in self.searches[-1:])
 
     def absorb(self, output: Completion) -> None:
-        """Add the model's turn, and update the estimate of tokens per character from its usage."""
+        """Add the model's turn, and update the estimate of tokens per character from the call's
+        usage.
+        """
         self.outputs.append(output)
         if output.usage is not None:
             self._rate = output.usage.prompt_tokens / max(1, self._characters)
@@ -163,8 +167,8 @@ class ContextWindow:
         self.messages = (Message("system", f"{system.content}\n\n{text}".strip()), *others)
 
     def named(self, name: str) -> str | None:
-        """Return the name of the document whose name or title is `name`, if a search has found one
-        of its passages; else None.
+        """Return the name of the document that the model calls `name`, by its name or its title.
+        Return None if no search has found a passage of such a document.
         """
         for search in self.searches:
             for passage in search.passages if search.call is UNSET else ():
@@ -272,7 +276,9 @@ class Agent:
         return ContextWindow(self.role.opening(prompts.request(text)), self.form, session)
 
     def goes_on(self, work: ContextWindow) -> bool:
-        """Return whether there is no report yet, and another turn is allowed."""
+        """Return whether another turn follows: there is no report yet, and `max_turns` is not
+        reached.
+        """
         return work.report is None and len(work.outputs) < self.limits.max_turns
 
     async def turn(
@@ -457,7 +463,7 @@ class Agent:
         if role.tool_calls and work.tools:
             tools = tuple(function for _, function in work.tools.values())
         pattern = None
-        if form.search_first and not self._has_actions:  # a call's arguments have no pattern
+        if form.search_first and not self._has_actions:  # tool calls have no pattern
             pattern = turn_pattern(
                 searched=bool(work.searches), may_search=self._may_search(work, turns=1)
             )
@@ -490,8 +496,8 @@ class Agent:
         searches: int = 0,
         turns: int = 0,
     ) -> bool:
-        """Return whether, after `searches` more searches and `turns` more turns, another search is
-        allowed and would leave a turn for the report.
+        """Return whether another search is allowed after `searches` more searches and `turns` more
+        turns. It must leave a turn for the report.
         """
         within = len(work.searches) + searches < self.limits.max_searches
         return within and len(work.outputs) + turns < self.limits.max_turns and not work.full

@@ -1,4 +1,4 @@
-"""Streaming of the answer while the answerer writes it, without text that may still change."""
+"""Streaming of the answer while the answerer writes it. Text that may still change is held back."""
 
 import re
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from router.trace.declining import may_decline
 
 _OPENING = "<answer>"
 _UNCERTAIN = re.compile(r"[<&][^<&]{0,11}\Z|\s+\Z")
-"""Matches the end of a text that must not be passed on yet: what may be the beginning of a tag or
-of an HTML entity, or trailing white space.
+"""Matches the end of a text that must not be passed on yet: trailing white space, or characters
+that may begin a tag or an HTML entity.
 """
 
 Emit = Callable[[int, str], None]
-"""Callback for each change of the answer so far. Arguments: how many of its first characters stay
-valid, and the text that follows them. All characters stay valid unless the answer is written again
-and differs.
+"""Callback for each change of the answer so far. Arguments: the number of characters at the start
+of the answer that stay valid, and the text that follows them. All characters that were passed on
+stay valid, unless the answer is written again and differs.
 """
 
 
@@ -33,12 +33,12 @@ class AnswerStream:
         self._sent = ""
 
     def attempt(self) -> Callable[[str], None]:
-        """Return the function that reads the pieces of one attempt to write the answer."""
+        """Return a function to call with each piece of the output, for one attempt of the call."""
         return _Reader(self.show).feed
 
     def show(self, answer: str, last: bool = False) -> None:
-        """Pass on how `answer`, the answer so far, differs from what was passed on before. `last`:
-        whether the answer is complete.
+        """Pass on the difference between `answer`, which is the answer so far, and the text that
+        was passed on before. `last`: whether the answer is complete.
         """
         if not last and (may_be_markup(answer) or may_decline(answer)):
             return  # the final answer may lack this markup, or be the fixed text for "not found"

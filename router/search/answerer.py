@@ -33,7 +33,7 @@ class Answerer(Frozen):
     stop: tuple[str, ...] = STOP
 
     def styled(self, style: AnswerStyle) -> "Answerer":
-        """Return an answerer that writes in this style."""
+        """Return an answerer whose prompt and output limit are adapted to `style`."""
         if style == DEFAULT_STYLE:
             return self
         return replace(
@@ -47,10 +47,10 @@ class Answerer(Frozen):
         ledger: Ledger,
         on_text: OnText | None = None,
     ) -> tuple[str | Malformed, Conversation]:
-        """Return the answer, or `Malformed` if the model wrote none, and the conversation. After an
-        output without an answer, the model is asked once for a correction, unless the budget or the
-        model's context is too small for that. `on_text`: see `OnText`. Raises `UpstreamError` and
-        `BudgetExhausted`.
+        """Return the answer and the conversation. If the output contains no answer, the model is
+        asked once for a correction, unless the budget or the model's context is too small for that.
+        Return `Malformed` instead of the answer if the model has not written any. `on_text`: see
+        `OnText`. Raises `UpstreamError` and `BudgetExhausted`.
         """
         pairs = [(execution.sub_query, execution.report) for execution in executions]
         messages = self.messages(question, pairs)
@@ -101,8 +101,8 @@ class Judge(Frozen):
         """Return whether `answer` is a right answer to `question`; None if the judge's reply cannot
         be parsed.
 
-        `golds`: the right answers. `evidence`: if `golds` is empty, the sentences with which the
-        judge compares the answer instead. Raises `UpstreamError`.
+        `golds`: the right answers. `evidence`: sentences with which the judge compares `answer` if
+        `golds` is empty. Raises `UpstreamError`.
         """
         known = [element("right_answer", gold) for gold in golds]
         if not golds:

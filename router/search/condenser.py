@@ -30,13 +30,13 @@ class Condenser(Frozen):
         """Rewrite `question` so that it can be understood without `history`. If the model's output
         is malformed, the model is asked once to correct it.
 
-        Return the result, and a question to the user. The question to the user is empty, unless the
-        model could not resolve what `question` refers to. The rewritten question and the question
-        to the user are both empty if the correction is malformed too. Raises `UpstreamError` and
-        `BudgetExhausted`.
+        Return the record of the rewriting, and a question to the user. The question to the user is
+        empty, unless the model could not resolve a reference in `question`. If the correction is
+        malformed too, the rewritten question in the record and the question to the user are both
+        empty. Raises `UpstreamError` and `BudgetExhausted`.
         """
         conversation = Conversation(self.role.opening(prompts.condense_request(history, question)))
-        # Stop strings may be what cut the first output off, so the correction has none
+        # A stop string may have cut off the first output, so the correction has no stop strings.
         for stop in (STOP, ()):
             output = await self.role.ask(conversation.messages, stop, ledger, purpose="condense")
             conversation = conversation.with_output(output)

@@ -23,16 +23,17 @@ ANSWERING_SHARE = 0.2
 
 @dataclass(slots=True)
 class Draft:
-    """Holder of the run's result so far, which is stored however the run ends."""
+    """Holds the run's result so far. It is stored even if the run fails or is cancelled."""
 
     result: Result | None = None
     condensing: Condensing | None = None
-    """How the question was rewritten from the conversation before it. None if it was not rewritten.
+    """Record of the condenser, which rewrote the question so that it can be understood without the
+    conversation before it. None if the question was not rewritten.
     """
 
     @property
     def whole(self) -> Result | None:
-        """The result so far, with `condensing` as a part of it."""
+        """The result so far, including `condensing`."""
         if self.condensing is None:
             return self.result
         result = self.result
@@ -50,14 +51,15 @@ class Reporting(Frozen):
     """How the executors of a run write reports, and which of the reports its result may use."""
 
     form: str = ""
-    """Name of the form in which executors write reports, a key of `forms` of `Executor`. Empty for
-    the default form.
+    """Name of the form in which executors write reports: a key of the argument `forms` of
+    `Executor`. Empty for the default form.
     """
     is_grounds: Callable[[Execution], bool] = has_evidence
-    """Decides whether the run's result may be based on an execution."""
+    """Returns whether the report of an execution may be used for the run's result."""
     max_joined_chars: int | None = None
-    """Max characters of the answer, and of each item of evidence, of a report that a manager joins
-    from its workers' reports. None for as many characters as the manager's `report_tokens`.
+    """Limit on the reports that a manager makes by joining the reports of its workers: max
+    characters of the answer, and of each item of evidence. None for as many characters as the
+    manager's `report_tokens`.
     """
     escalates: bool = True
     """Whether a sub-query is passed on to a second manager if the first manager's report names one.

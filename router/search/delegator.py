@@ -16,8 +16,8 @@ from router.trace.call import Purpose
 
 STOP = ("</search>",)
 HOST_STOP = ("<search_results",)
-"""Stop string for a delegator whose sub-queries go to managers. Its output may contain one block of
-sub-queries per manager, so it must not stop at the end of the first block.
+"""Stop string for a delegator with managers. The model may write one block of sub-queries per
+manager, so its output must not stop at the end of the first block.
 """
 
 
@@ -37,8 +37,9 @@ class Delegator(Frozen):
     managed: bool = False
     """Whether the model may name the manager that its sub-queries are for."""
     report: Callable[[str, bool], ExecutionTurn] | None = None
-    """For a manager, which ends its work with a report: the parser of its turns. Its arguments are
-    the text of a turn, and whether the length limit cut the text. None for the run's own delegator.
+    """Parser of a manager's turns, the last of which is a report. Arguments: the text of a turn,
+    and whether the length limit cut the text. None for the run's own delegator, which writes no
+    report.
     """
 
     def open(self, question: str) -> Conversation:

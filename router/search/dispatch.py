@@ -21,8 +21,8 @@ class Dispatching:
 
     Work that starts before the block is complete is speculative. Until `run` gets the complete
     block, the events of such work are held back, and the ledger marks its calls as undecided, that
-    is neither used nor wasted. Work on sub-queries that the complete block does not contain is
-    cancelled, and its tokens count as wasted.
+    is neither used nor wasted. Speculative work is kept as far as the complete block begins with
+    the same sub-queries. The rest is cancelled, and its tokens count as wasted.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Dispatching:
         max_early: int | None = None,
         width: int | None = None,
     ) -> None:
-        """`number`: the number of the round, from 1. `first`: the number that the round's first
-        sub-query has in the run, from 0. `group`: the task group in which executors run.
-        `max_early`: max sub-queries that start early; None for no limit. `width`: max executors at
-        a time; None for no limit.
+        """`number`: the number of the round, from 1. `first`: the number of the round's first
+        sub-query. Sub-queries are numbered through the run, from 0. `group`: the task group in
+        which executors run. `max_early`: max sub-queries that start early; None for no limit.
+        `width`: max executors at a time; None for no limit.
         """
         self._executor = executor
         self._number = number
@@ -59,8 +59,9 @@ class Dispatching:
         """Start work on `sub_queries`, the first sub-queries of the block, while the delegator
         still writes the rest. Sub-queries that earlier calls have started are not started again.
 
-        Start nothing if the sub-queries that were started earlier differ from `sub_queries`. This
-        happens if the delegator's call broke off, and its retry writes different sub-queries.
+        Start nothing if `sub_queries` does not begin with the sub-queries that were started
+        earlier. This happens if the delegator's call broke off, and its retry writes different
+        sub-queries.
         """
         started = len(self._sub_queries)
         if agreeing(self._sub_queries, sub_queries) == started:
@@ -88,8 +89,9 @@ class Dispatching:
         self._outer.ledger.decide(self._first + kept)
 
     async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
-        """Cancel early work on sub-queries that are not in the complete block `sub_queries`. Return
-        the remaining tasks, which work on the first sub-queries of the block.
+        """Cancel early work from the first sub-query on that differs from the complete block
+        `sub_queries`. Return the remaining tasks. They work on the first sub-queries of the block,
+        in order.
         """
         await self.drop(agreeing(self._sub_queries, sub_queries))
         return self._tasks
@@ -105,12 +107,12 @@ class Dispatching:
     ) -> list[Execution]:
         """Work on the complete block `sub_queries`; return the executions in the same order.
 
-        `managers`: for each sub-query, the name of the manager that it is for, or an empty string;
-        empty if the block names no managers.
+        `managers`: the name of the manager for each sub-query, or an empty string for the default
+        manager. The sequence may be empty if the block names no manager.
         """
         managers = managers or [""] * len(sub_queries)
-        # Early work never names a manager, so it can only be used for the sub-queries before the
-        # first that names one.
+        # Early work has no manager, so it is kept only for the sub-queries before the first one
+        # with a manager.
         unnamed = next((at for at, manager in enumerate(managers) if manager), len(managers))
         await self.keep(sub_queries[:unnamed])
 

@@ -98,8 +98,7 @@ class Executor:
         Timeouts, failures of a model or of the retriever, and an exhausted budget are not raised.
         Instead, the execution's `outcome` names the cause, its report is `NO_EVIDENCE`, and the
         error of a failure is kept in `context.failures`. `instead`: True if this executor replaces
-        another version that is unavailable, so that its calls are recorded with the purpose
-        `fallback`.
+        an unavailable version. Its own calls are then recorded with the purpose `fallback`.
         """
         agent = self._forms.get(context.reporting.form, self._agent)
         outcome: ExecutionOutcome = "no_report"

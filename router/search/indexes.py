@@ -22,9 +22,9 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def fused(rankings: Iterable[Iterable[Item]]) -> dict[Item, float]:
-    """Merge rankings by reciprocal rank fusion, and return the score of each item, best first. It
-    is the sum of 1 / (60 + rank) over the rankings, with ranks from 1. Items with equal scores are
-    in the order in which they first occur.
+    """Merge rankings by reciprocal rank fusion, and return the score of each item, best first. The
+    score is the sum of 1 / (60 + rank) over the rankings, with ranks from 1. Items with equal
+    scores are in the order in which they first occur.
     """
     scores: dict[Item, float] = {}
     for ranking in rankings:
@@ -34,7 +34,9 @@ def fused(rankings: Iterable[Iterable[Item]]) -> dict[Item, float]:
 
 
 class Indexes(Frozen):
-    """All indexes of a gateway, by name. They can be searched only within a scope."""
+    """All indexes of a gateway, by name. Each search has a scope: the indexes and the documents to
+    which it is limited.
+    """
 
     retrievers: Mapping[str, IndexRetriever]
     """Retrievers by the name of their index."""
@@ -51,9 +53,9 @@ class Indexes(Frozen):
         return searched
 
     def index_id(self, scope: Scope) -> str | None:
-        """Return an identifier of the contents of a scope's indexes, or None if one of them has
-        none; see `IndexRetriever.index_id`. Raises `NotFound` if an index of the scope does not
-        exist.
+        """Return an identifier of the contents of a scope's indexes, or None if the contents of one
+        of these indexes are unknown; see `IndexRetriever.index_id`. Raises `NotFound` if an index
+        of the scope does not exist.
         """
         ids = [retriever.index_id for _, retriever in self._within(scope)]
         if scope == DEFAULT_SCOPE:
@@ -71,8 +73,8 @@ class Indexes(Frozen):
         merged by rank. For the other parameters and errors, see `IndexRetriever.search`. Also
         raises `NotFound` if an index of the scope does not exist.
 
-        The id and the document of a passage have the name of its index and a colon as a prefix,
-        except those of the default index.
+        Passages of the default index are returned unchanged. In passages of another index, the name
+        of the index and a colon are put before `id` and `document`.
         """
         if scope == DEFAULT_SCOPE:
             return await self.retrievers[DEFAULT_INDEX].search(queries, top_k, document)
@@ -97,8 +99,8 @@ class Indexes(Frozen):
         return [_like(rankings, passages) for rankings, passages in merged]
 
     def _within(self, scope: Scope) -> Iterator[tuple[str, IndexRetriever]]:
-        """Yield each index of a scope as a pair: the prefix that `search` puts before the names of
-        its passages, and its retriever.
+        """Yield a pair for each index of a scope: the prefix that `search` puts before the
+        passages' ids and documents, and the index's retriever.
         """
         for name in scope.indexes:
             index, _, tenant = name.partition("/")
@@ -116,8 +118,9 @@ def _prefixed(passage: Passage, prefix: str) -> Passage:
 
 
 def _like(rankings: Sequence[list[Passage]], passages: list[Passage]) -> list[Passage]:
-    """Return `passages`, which are taken from `rankings`, together with the reranker calls that
-    ordered those rankings.
+    """Return `passages`, which are taken from `rankings`. If a reranker was asked to order any
+    ranking, the returned list is a `Reranked`. Its record stands for all these calls, with the sum
+    of their tokens and the first error.
     """
     calls = [ranking.reranking for ranking in rankings if isinstance(ranking, Reranked)]
     if not calls:

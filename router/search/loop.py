@@ -47,17 +47,15 @@ from router.trace.values import AnswerDelta, RoundStarted, TopologyName
 
 
 class FactorizedSearch(Frozen):
-    """The search loop with its three roles: delegator, executor and answerer. An executor gets
-    nothing but its sub-query; delegator and answerer get nothing of its work but the report. One
-    instance serves any number of concurrent questions.
+    """The search loop with its three roles: delegator, executor and answerer. An executor gets only
+    its sub-query. The delegator and the answerer get only the executor's report, and nothing else
+    of its work. One instance serves any number of concurrent questions.
     """
 
     delegator: Delegator
     executor: Executes
     answerer: Answerer | None
-    """Writes the answer. None for the search inside a manager, which ends with the delegator's last
-    turn and without an answer.
-    """
+    """Writes the answer. None for a manager's nested search, because it ends without an answer."""
     max_rounds: int = 4
     """Max decisions of the delegator (T in TBSS 4.1)."""
     require_evidence: bool = True
@@ -65,11 +63,12 @@ class FactorizedSearch(Frozen):
     is asked even then.
     """
     early_dispatch: bool = True
-    """Whether work on a sub-query starts as soon as it is written, before the block is complete.
-    Ignored in runs with a budget, because the work is wasted if the complete block is different.
+    """Whether work on a sub-query starts while the delegator still writes further sub-queries.
+    Ignored in runs with a budget, because the work is wasted if the delegator's complete turn lacks
+    the sub-query.
     """
     topology: TopologyName = "factorized"
-    """Name of the topology that trajectories record."""
+    """Name of the topology, for the recorded trajectories."""
     width: int | None = None
     """Max executors at a time; None for no limit. Only the search inside a manager has a limit."""
 
@@ -81,8 +80,8 @@ class FactorizedSearch(Frozen):
         executors, and malformed output in the first round, are kept in `context.failures`.
 
         Raises `UpstreamError` if the delegator or the answerer fails; `OutOfTime` if the deadline
-        passes before the answer is written, or the deadline of the search before anything is found;
-        `BudgetExhausted` if a budget or quota has no room for the answer, or runs out before
+        passes before the answer is written, or if the search deadline passes before anything is
+        found; `BudgetExhausted` if a budget or quota has no room for the answer, or runs out before
         anything is found; and `StoreFailed` if the run cannot be recorded.
         """
         delegation = self.delegator.open(question)
@@ -167,8 +166,8 @@ class FactorizedSearch(Frozen):
         work: Dispatching,
         context: RunContext,
     ) -> tuple[Decision, Trajectory]:
-        """Ask the delegator for its next decision. `work`: starts sub-queries early, if that is
-        allowed and as soon as it is certain that the block begins with them.
+        """Ask the delegator for its next decision. `work`: starts executors on sub-queries while
+        the delegator is still writing, if early dispatch is allowed.
         """
         assert trajectory.delegation is not None
         await self._reserve_for_answer(question, trajectory, (), context)
@@ -222,7 +221,7 @@ class FactorizedSearch(Frozen):
         if trajectory.executions:
             return replace(trajectory, outcome="answered")
         if isinstance(decision, Malformed):
-            context.failures[None] = self.delegator.role.malformed()  # None: of no sub-query
+            context.failures[None] = self.delegator.role.malformed()  # None: no sub-query failed
         return replace(trajectory, outcome="no_search")
 
     async def _reserve_for_answer(
@@ -311,8 +310,8 @@ class Topology(Frozen):
 
     loop: Loop
     roles: Mapping[Any, Role]
-    """Roles by name. A manager's role is named `managers.NAME`. Of the executor's versions, only
-    the configured one is included.
+    """Roles by name. A manager's role is named `managers.NAME`. The executor's role is that of the
+    configured version; roles of other versions are not included.
     """
 
 

@@ -41,8 +41,8 @@ class Manager(Frozen):
 
     name: str
     delegator: Delegator
-    """The manager's model. It writes the sub-queries for the workers and the manager's report,
-    which `Delegator.report` parses.
+    """The manager's model. It writes the sub-queries for the workers, and at the end the manager's
+    report. `Delegator.report` parses this report.
     """
     workers: Executes
     max_rounds: int = 2
@@ -109,10 +109,10 @@ class Manager(Frozen):
         """Return the report for the manager's execution; None if neither the manager nor its
         workers have one.
 
-        This is the manager's own report, with two exceptions. If there is none, the workers'
-        reports are joined. If the report names another manager to ask, its evidence is checked: if
-        it claims evidence but no worker reported any, or the reverse, its text is replaced by the
-        text of the workers' reports.
+        This is the manager's own report, with two exceptions. If the manager wrote no report, the
+        workers' reports are joined. If the manager's report names another manager to ask, and has
+        evidence although no worker reported any, or the reverse, the joined reports of the workers
+        replace its text.
         """
         grounds = _grounds(work, context)
         # A joined report has up to four texts. Each gets a quarter of `report_tokens`, which at
@@ -151,7 +151,7 @@ def _inside(index: int, name: str, context: RunContext) -> RunContext:
 
 
 def _grounds(trajectory: Trajectory, context: RunContext) -> list[Execution]:
-    """Return the executions of workers that the manager's report may be based on."""
+    """Return the workers' executions whose reports the manager's report may use."""
     return [
         execution for execution in trajectory.executions if context.reporting.is_grounds(execution)
     ]
@@ -163,8 +163,8 @@ async def _report(
     """Return the manager's report: its last turn if that is a report, or else the report that it
     writes when it is asked to. Return None if the manager writes no report.
 
-    If the report may not be based on any worker's execution, return only a report that names
-    another manager to ask: the manager's own, or else the first worker's that names one.
+    If no worker's execution may be used for the report, return only a report that names another
+    manager to ask: the manager's own report, or else the first such report of a worker.
     """
     assert delegator.report and trajectory.delegation
     grounds = _grounds(trajectory, context)
@@ -247,10 +247,10 @@ class Managers:
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
         """Let the manager that `context.manager` names work on `sub_query` (see `Manager.run`).
 
-        If its report names a second manager to ask, that manager works on `sub_query` too, unless
-        `Reporting.escalates` is false. A third manager is never asked. If the second manager fails
-        without evidence, and the first reported evidence, the first manager's execution is
-        returned.
+        If this manager's report names a second manager to ask, the second manager works on
+        `sub_query` too, unless `Reporting.escalates` is false. Then the second manager's execution
+        is returned, unless it failed without evidence and the first manager reported evidence. A
+        third manager is never asked.
         """
         manager = self._by_name.get(context.manager, self._first)
         execution = await manager.run(sub_query, index, context)

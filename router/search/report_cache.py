@@ -62,7 +62,7 @@ class _Shared(Frozen):
 @dataclass(slots=True)
 class _Flight:
     """A sub-query that is being worked on. One run, the leader, works on it, and the other runs
-    with the same sub-query wait for its report.
+    with the same sub-query wait for the leader's report.
     """
 
     lead: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -107,10 +107,10 @@ class ReportCache:
         keep_s: float = 300.0,
         counts: ReportCounts | None = None,
     ) -> None:
-        """`executor`: works on the sub-queries. `index`: returns the identifier of what is searched
-        in a scope, or None if it is unknown. Without an identifier, reports are shared only between
-        concurrent runs. `keep_s`: how long reports are kept, in seconds. `counts`: the counters to
-        increment.
+        """`executor`: works on the sub-queries. `index`: returns an identifier of the contents of a
+        scope's indexes, or None if their contents are unknown. Without an identifier, reports are
+        shared only between concurrent runs. `keep_s`: how long reports are kept, in seconds.
+        `counts`: the counters to increment.
         """
         self._executor = executor
         self._index = index
@@ -183,9 +183,9 @@ class ReportCache:
         except Exception:
             flight.over = True
             raise
-        # Another run may have more time or budget, so the next one tries again.
+        # Another run may have more time or budget, so the next waiting run tries again.
         flight.over = execution.outcome not in ("timed_out", "budget_exhausted")
-        # False if another version had to be used for a part of the work
+        # False if another version of the executor did a part of the work
         by_version = context.ledger.worked_on(index) <= {key.version}
         if execution.outcome == "reported" and by_version:
             flight.shared = _Shared(execution, context.ledger.run_id)

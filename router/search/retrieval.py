@@ -59,14 +59,16 @@ an argument of `IndexRetriever.search`, because only a retriever with a reranker
 
 
 class Reranked(list[Passage]):
-    """List of the passages for one query, with the call of the reranker that was asked to order
-    them.
+    """List of the passages for one query, with the record of the reranker call that was made to
+    order them.
     """
 
     def __init__(self, passages: list[Passage], reranking: Reranking) -> None:
         super().__init__(passages)
         self.reranking = reranking
-        """The call of the reranker. If it failed, the passages have the order of the search."""
+        """Record of the reranker's call. If the call failed, the passages have the order of the
+        search.
+        """
 
 
 _WITHIN_S = 5.0

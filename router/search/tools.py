@@ -40,7 +40,7 @@ class Tool(Frozen):
     def arguments(self, text: str) -> dict[str, Any] | None:
         """Parse the arguments in the JSON text `text`. Return None if the text is not a JSON
         object, or if a required argument is missing, or if an argument is unknown and the schema
-        forbids others. The server checks everything else.
+        forbids unknown arguments. The server checks everything else.
         """
         try:
             given = msgspec.json.decode(text or "{}", type=dict[str, Any])
@@ -75,7 +75,7 @@ class Tools(Protocol):
 
     async def call(self, tool: Tool, arguments: Mapping[str, Any]) -> ToolOutput:
         """Call `tool` and return its result. Raises `ToolFailed` if the tool's server is down,
-        ends, times out, returns too much, breaks the protocol, or reports a failure.
+        exits, times out, returns too much, breaks the protocol, or reports a failure.
         """
 
     def session(self) -> AbstractAsyncContextManager["Tools"]:

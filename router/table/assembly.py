@@ -4,8 +4,8 @@ reports arrive.
 1. `read_report` reads one report into `RowClaims`: for each row that it names, a key, and a claim
    (value, canonical form and support) for each column.
 2. A row is a group of keys: keys that are equal, and keys whose names two documents tie together
-   ("A, also known as B"). The first key of the group is the row's home. "First" is decided by the
-   rank of the ask (the piece of work) whose report named the key.
+   ("A, also known as B"). The first key of the group is the row's home. Keys are ordered by the
+   rank of the ask (the piece of work) whose report named them.
 3. A cell is computed from all claims in its column. Claims with equal canonical forms state one
    value. The best supported value wins. If two values are supported equally well, the cell is in
    conflict. A value that no passage contains fills no cell, and a name that no passage contains
@@ -54,12 +54,12 @@ _Place = tuple[tuple[Any, ...], int]
 row's number in that report.
 """
 _SUPPORTS: tuple[Support, ...] = get_args(Support)
-"""Kinds of support, best first."""
+"""Kinds of support of a value by passages, best first."""
 
 
 class Table(Frozen):
-    """A table: its columns and its rows. Rows that the client gave come first. The others follow in
-    the order of the first ask, by rank, whose report names them.
+    """A table: its columns and its rows. Rows that the client gave come first. Each of the other
+    rows has the place of the first ask, by rank, whose report names it.
     """
 
     schema: Schema
@@ -70,7 +70,7 @@ class Table(Frozen):
 
     @classmethod
     def of(cls, schema: Schema, rows: Collection[Row]) -> "Table":
-        """Return the table of `rows`. Those with `Row.excluded` become its excluded rows."""
+        """Return the table of `rows`. Rows with `Row.excluded` become `Table.excluded`."""
         excluded = tuple(row for row in rows if row.excluded)
         return cls(schema, tuple(row for row in rows if not row.excluded), excluded)
 
@@ -101,8 +101,8 @@ class ReportRows(NamedTuple):
     rows: tuple[RowClaims, ...]
     ties: tuple[Tie, ...]
     lost: int
-    """Number of rows that were cut off or left out in the report, so that the question should be
-    asked again.
+    """Number of rows that are cut off or omitted in the report. If there are any, the question
+    should be asked again.
     """
     unsupported: int
     """Number of rows that `rows` lacks because the executor's passages do not name them."""
@@ -215,8 +215,8 @@ class Assembly:
         asks_per_cell: int = 2,
         max_rows: int = sys.maxsize,
     ) -> None:
-        """`given`: rows that the client gave, with a value for each column that is not hidden; an
-        empty value is to be looked up. `asks_per_cell`: a cell becomes `not_found` after this many
+        """`given`: rows that the client gave, with a value for each column that is not hidden.
+        Empty values are looked up. `asks_per_cell`: a cell becomes `not_found` after this many
         executors found no value for it. `max_rows`: max rows, including excluded ones.
         """
         self._schema = schema
@@ -243,9 +243,9 @@ class Assembly:
         self._homes: dict[RowKey, RowKey] = {}
         """For each key, the home of its row."""
         self._rows: dict[RowKey, Row] = {}
-        """Rows as last computed, by their homes."""
+        """Rows as last computed, by their homes (first keys)."""
         self._changed: dict[RowKey, set[str]] = {}
-        """Rows to compute again, by their homes, with the names of the columns that new reports are
+        """Rows to compute again: maps the home of each row to the columns that new reports are
         about.
         """
         self._know(self._given)
@@ -311,9 +311,9 @@ class Assembly:
         )
 
     def check_states(self, key: RowKey) -> set[CheckState]:
-        """Return whether the row `key` meets each condition, according to the reports of asks about
-        this key alone. Reports on questions for rows are not considered, so the states depend on no
-        other key.
+        """Return the states of all conditions for the row `key`, according to the reports of asks
+        about this key alone. Reports on questions for rows are not considered, so the states depend
+        on no other key. The set is empty if there are no conditions.
         """
         if not self._schema.conditions:
             return set()
@@ -379,8 +379,8 @@ class Assembly:
         before: Row | None,
         columns: Collection[str],
     ) -> Row:
-        """Compute the row with the key `home`. `members`: what all reports state about it.
-        `before`: the row as last computed. Its key cells, its hidden cells and its cells in
+        """Compute the row with the key `home`. `members`: the statements of all reports about the
+        row. `before`: the row as last computed. Its key cells, its hidden cells and its cells in
         `columns` are computed again, the others are kept; None to compute all cells.
         """
         given = self._given.get(home)
@@ -451,12 +451,12 @@ def _cell(
     claims: Sequence[Claim],
     exhausted: bool,
 ) -> Cell:
-    """Return the cell that results from `claims`, which are sorted: best supported first, then by
+    """Return the cell that results from `claims`. They are sorted by support, best first, then by
     rank. Claims without support give a cell no value, except in a key column, because a key names
     the row.
 
-    `given`: the client's value, or empty. `exhausted`: whether as many executors have looked for
-    the cell as are allowed.
+    `given`: the client's value, or empty. `exhausted`: whether `asks_per_cell` executors have
+    looked for the cell.
     """
     supported = [claim for claim in claims if column.key or claim.support != "unsupported"]
     finer = _finer({claim.canonical for claim in supported}) if column.type == "date" else {}
@@ -486,8 +486,9 @@ def _grade(claim: Claim) -> int:
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
     """Return the sort key of a value that `claims` state; the best value has the smallest sort key.
-    Sorting is by support, then by whether the type is right, then by the number of documents with
-    the best support, then by the number of claims with it.
+    Values are sorted by support, then by whether the type is right. After that, only the claims
+    with the best support count: values are sorted by the number of their documents, then by their
+    number.
     """
     best = _best(claims)
     return (

@@ -159,7 +159,7 @@ _DATE = re.compile(
 
 
 def _dates(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each date in the folded text `text`, as a pair: as it is written, and in ISO 8601."""
+    """Yield each date in the folded text `text` as a pair: the date as written, and in ISO 8601."""
     for match in _DATE.finditer(text):
         written = match[0]
         parts = {name[0]: part for name, part in match.groupdict().items() if part}
@@ -237,9 +237,8 @@ def _choice(text: str, choices: tuple[str, ...]) -> str | None:
 
 @lru_cache(64)
 def _forms(choices: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """Map the canonical form of each choice to the choice, and to the string that a text is
-    searched for to find it. In this string, words are between spaces if the choice is written in
-    ASCII.
+    """Map the canonical form of each choice to a pair: the choice, and the string by which it is
+    found in a text. If the choice is ASCII, each word of this string is between spaces.
     """
     forms = ((normal_text(choice), choice) for choice in choices)
     return {form: (choice, _spaced(form) if form.isascii() else form) for form, choice in forms}

@@ -28,17 +28,17 @@ class Completeness(Frozen):
     estimated_rows: int | None
     """Estimate of the number of rows that exist, found or not, by the bias-corrected Chao1
     estimator. It is a lower bound, because all discoveries search the same index and tend to find
-    the same pages. None if discoveries overlap too little for an estimate: if there are fewer than
-    two, or if more than half of all mentions of rows are the only mention of their row (the
-    coverage of a sample, Good 1953).
+    the same pages. None if there are fewer than two discoveries, or if they overlap too little:
+    more than half of all mentions of rows are the only mention of their row (sample coverage, Good
+    1953).
     """
     left_out: tuple[str, ...] = ()
-    """Names that lists contain next to names of the table's rows, but that are in no row; see
+    """Names that are in no row, but in a list together with names of rows; see
     `router.table.left_out`.
     """
     unlisted_rows: int = 0
     """Number of rows that neither the request nor a report lists. Their names were found in
-    passages by text search, and executors checked that they meet the conditions.
+    passages by text search, and executors confirmed that the rows meet the conditions.
     """
 
 

@@ -33,21 +33,21 @@ its question and its values together.
 """
 _STATES: dict[bool | None, CheckState] = {True: "met", False: "contradicted", None: "not_checked"}
 _ORDERS = {"before": (-1,), "after": (1,), "at_least": (0, 1), "at_most": (-1, 0)}
-"""For each operator, the results of `_order` that meet a condition with it."""
+"""For each operator, the results of `_order` with which a condition is met."""
 _KINDS: dict[ColumnType, tuple[ColumnType, ...]] = {
     "text": ("date", "number"),
     "date": ("date", "number"),
     "number": ("number",),
     "integer": ("number",),
 }
-"""For each type of column, the types as which two of its values are compared. The first type that
-fits both values is used. For example, years before 1000 are compared as numbers.
+"""For each column type, the types as which two values are compared. The first type that both values
+have is used. For example, years before 1000 are not dates, so they are compared as numbers.
 """
 
 
 def with_conditions(schema: Schema, conditions: Iterable[Condition]) -> Schema:
-    """Return the schema with further conditions and their hidden columns. Equal conditions are
-    added once. Raises `BadRequest` for the first defect.
+    """Return the schema with further conditions, and with hidden columns for those whose column is
+    new. Of equal conditions, one is added. Raises `BadRequest` for the first defect.
     """
     for number, condition in enumerate(conditions):
         try:
@@ -58,8 +58,9 @@ def with_conditions(schema: Schema, conditions: Iterable[Condition]) -> Schema:
 
 
 def with_condition(schema: Schema, condition: Condition) -> Schema:
-    """Return the schema with one further condition, and with a hidden column for it if its column
-    is new. An equal condition is not added again. Raises `BadRequest` if the condition is invalid.
+    """Return the schema with one further condition. If the condition's column is new, it is added
+    as a hidden column. A condition that the schema already has is not added again. Raises
+    `BadRequest` if the condition is invalid.
     """
     column = condition.column
     values = tuple(map(one_line, condition.values))
@@ -99,8 +100,8 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
 
 
 def state_of(condition: Condition, cell: Cell) -> CheckState:
-    """Return whether a row meets a condition or contradicts it, or that it was not checked. `cell`:
-    the row's cell in the condition's column.
+    """Return whether a row meets or contradicts a condition, or `not_checked` if its value is not
+    certain. `cell`: the row's cell in the condition's column.
     """
     is_sure = cell.state in ("single", "agreed")
     state = _STATES[is_met(condition, cell.value)]
@@ -118,8 +119,8 @@ def state_of(condition: Condition, cell: Cell) -> CheckState:
 
 
 def is_doubtful(schema: Schema, column: Column, claim: Claim) -> bool:
-    """Return whether the value of a claim in `column` contradicts a condition, but no sentence that
-    names the row states the value.
+    """Return whether a claim's value in `column` contradicts a condition, although the value is
+    found only in sentences that do not name the row.
     """
     return claim.support == "value_only" and any(
         condition.column.name == column.name and is_met(condition, claim.value) is False

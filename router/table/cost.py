@@ -20,8 +20,8 @@ class TableCost(NamedTuple):
     rows: tuple[Amount, ...]
     """Cost of each row, in the order of `Table.every_row`."""
     overhead: Amount
-    """Cost that belongs to no row: the cost of the delegator's calls, the cost of discoveries
-    (questions for rows) that named no new row, and the remainders of divisions into whole numbers.
+    """Cost that belongs to no row: the delegator's calls, discoveries (questions for rows) that
+    named no new row, and the remainders when a cost is divided in whole numbers.
     """
 
 
@@ -32,8 +32,8 @@ def table_cost(
 ) -> TableCost:
     """Split the cost of `calls` over the table's rows, in whole numbers. The cost of a discovery (a
     question for rows) is divided equally among the rows that it was the first to name. The cost of
-    any other ask belongs to its row. `asks`: all asks of the run; the position of an ask is the
-    number of its sub-query.
+    any other ask belongs to its row. `asks`: all asks (pieces of work for executors) of the run;
+    the position of an ask is the number of its sub-query.
     """
     every_row = table.every_row
     homes = {key: at for at, row in enumerate(every_row) for key in (row.key, *row.aliases)}

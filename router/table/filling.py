@@ -4,18 +4,19 @@ rows, a fill looks up cells of a row, and a settling gets a second opinion on ce
 1. The delegator writes discoveries (questions that find rows), and a question template for each
    column that has none. It never sees the table, only its status: counts, and the names of some
    rows and missing cells.
-2. Asks wait in one queue, from which up to `width` executors work at a time. Only discoveries that
-   executors begin while the delegator is still writing are not queued. Asks about cells have
-   priority over discoveries, so known rows are completed while further rows are searched for.
+2. Asks wait in one queue, from which up to `width` executors work at a time. There is one
+   exception: executors may begin discoveries while the delegator is still writing them, and these
+   are not queued. Asks about cells have priority over discoveries, so known rows are completed
+   while further rows are searched for.
 3. Each report is added to the table (`Assembly`). A discovery gives only the key columns of rows.
-   For a new row, fills of its cells are queued, first of those that conditions are about. A row
+   For a new row, fills of its cells are queued. Cells that conditions are about come first. A row
    that contradicts a condition is not filled.
 
    - A cell is queued again if its report has no value, if no passage behind the report supports the
-     value, if the value has the wrong type, or if it contradicts a condition without a sentence
-     that states it.
-   - That ends when `asks_per_cell` executors have looked for the cell. Executors that failed do not
-     count, but at most twice as many are tried in all.
+     value, if the value has the wrong type, or if it contradicts a condition and no sentence that
+     names the row states it.
+   - A cell is no longer queued when `asks_per_cell` executors have looked for it. Executors that
+     failed do not count, but at most 2 × `asks_per_cell` executors are tried in all.
    - After one executor has looked for a cell, further asks for it are settlings, which word the
      question differently.
 4. Once the queue is empty and no executor works, settlings are queued for cells with conflicting
@@ -77,7 +78,9 @@ _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_
 EXECUTOR_OF_TABLES = replace(EXECUTOR, parse=parse_table_turn)
 """Form of an executor whose reports may contain tables."""
 TABLE_FORM = "table"
-"""The key of this form among an executor's `forms`."""
+"""Name of the form `EXECUTOR_OF_TABLES`, in `Reporting.form` and in the argument `forms` of
+`Executor`.
+"""
 
 
 TABLE_REPORTING = Reporting(
@@ -87,17 +90,17 @@ TABLE_REPORTING = Reporting(
     max_joined_chars=1_000_000,
     escalates=False,
 )
-"""How reports are written for a table: executors report rows and cells, and managers join all lines
-of their workers' reports. A report may name another manager that shall continue (it *escalates*).
-The manager that wrote it then does not pass the sub-query on; this module queues an ask for the
-other manager.
+"""How reports are written for a table. Executors report rows and cells, and managers join all lines
+of their workers' reports. If a manager's report names another manager that should continue, the
+first manager does not pass the sub-query on. Instead, this module queues an ask for the other
+manager.
 """
 _LARGE = 4_000
-"""Max characters of a report and the passages behind it that are read on the event loop, which
-takes less than 50 ms. Larger ones are read in a thread.
+"""Max characters of a report together with its passages for reading them on the event loop, which
+takes less than 50 ms. Larger reports are read in a thread.
 """
 _MAX_SEARCHED = 16
-"""Max values of conditions that are searched for alone, each by one search."""
+"""Max searches whose query is only the value of a condition."""
 _ROW_CHARS = 100
 """Reading one row takes about as much time as reading this number of characters."""
 _Count = Annotated[int, Meta(ge=1, le=10**6)]
@@ -121,19 +124,20 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     tried in all.
     """
     cells_per_ask: Annotated[int, Meta(ge=0, le=64)] = 0
-    """Max cells of a row that one executor looks up; 0 for all cells that are wanted."""
+    """Max cells of a row that one executor looks up; 0 for all wanted cells of the row."""
     max_rows: _Count = 2000
     """Max rows of a table."""
     discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 50
-    """Number of passages that are searched for each value of a condition alone, such as "Vorland",
-    to find names for `ask_left_out`. Executors do not read these passages. 0 for no such search.
+    """For each value of a condition, such as "Vorland", a search is made with only this value as
+    its query, and names for `ask_left_out` are looked for in the passages found. This is the number
+    of passages per search; 0 for no such searches. Executors do not read these passages.
     """
     ask_left_out: bool = True
     """Whether the table's conditions are also checked for names that no report gave: names that a
     list contains next to names of the table's rows, and names in passages that contain the value of
     a condition. Names that meet all conditions become rows. Each name costs the work of one
-    executor; at most 100 names are checked. In a table without conditions, names in lists are only
-    counted.
+    executor; at most 100 names are checked. In a table without conditions, names in lists are
+    counted but not checked.
     """
     verify_lists: bool = False
     """Whether a second executor checks each list of rows: it gets the listed names, and searches
@@ -141,7 +145,7 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     one executor.
     """
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
-    """Max duration of a request for a table, in seconds. It applies instead of server.timeout_s."""
+    """Max duration of a request for a table, in seconds, instead of server.timeout_s."""
 
 
 class TableRequest(Frozen):
@@ -151,9 +155,10 @@ class TableRequest(Frozen):
     """Description of the wanted rows."""
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...] = ()
-    """Known rows, with a value for each column. Empty values are looked up, others are kept."""
+    """Known rows, with a value for each column. Empty values are looked up, other values are kept.
+    """
     closed: bool = False
-    """Whether the known rows are all rows of the table, so that no others are looked for."""
+    """Whether `rows` are all rows of the table, so that no further rows are searched for."""
     max_rows: int = 0
     """Max rows of the table; 0 for the limit in the configuration."""
     conditions: tuple[Condition, ...] = ()
@@ -208,8 +213,8 @@ def independent_discoveries(reports: Iterable[tuple[Ask, Execution]]) -> set[Ask
 
 
 def _size(execution: Execution) -> int:
-    """Return the size of a report and its passages in characters, as a measure of the time that
-    reading them takes.
+    """Return a measure of the time for reading a report, in characters: the characters of its
+    passages, plus `_ROW_CHARS` for each line of its answer.
     """
     passages = chain.from_iterable(search.shown for search in execution.every_search)
     return sum(
@@ -231,20 +236,20 @@ class WideSearch:
     `FactorizedSearch`.
     """
     managers: Sequence[str] = ()
-    """Names of the managers, if `executor` consists of managers. Repeated asks for a cell go to the
+    """Names of the managers, if `executor` is `Managers`. Repeated asks for a cell go to the
     managers in turn.
     """
     indexes: Indexes | None = None
-    """The indexes in which the bare values of conditions are searched; None for no such search."""
+    """Indexes for the searches of `TableLimits.discovery_passages`; None for no such searches."""
 
     async def run(self, request: TableRequest, context: RunContext) -> TableRun:
         """Fill the table of a checked request, and return the run's result.
 
         If a deadline passes, or a budget or limit is reached, the result is the table so far, and
-        its outcome names the reason. If an executor fails, the error is noted in
-        `context.failures`, and others are asked for its cells, within `asks_per_cell`. Raises
-        `UpstreamError` if the delegator fails in its first turn and the request has no rows, and
-        `StoreFailed` if the run cannot be recorded.
+        its outcome names the reason. If an executor fails, its error is noted in
+        `context.failures`, and other executors look for its cells, within the limits of
+        `asks_per_cell`. Raises `UpstreamError` if the delegator fails in its first turn and the
+        request has no rows, and `StoreFailed` if the run cannot be recorded.
         """
         work = await in_worker(_Filling, self, request, context)
         try:
@@ -269,7 +274,9 @@ class _Filling:
         self._asked_schema = self._schema
         """The columns and conditions of the request, without the delegator's plan."""
         self._ignored: tuple[str, ...] = ()
-        """Conditions of the delegator's plan that are ignored, each with the reason."""
+        """Conditions in the delegator's plan that are ignored because they are invalid, each with
+        the reason.
+        """
         self._assembly: Assembly
         self._delegation = Conversation(())
         self._outcome: TableOutcome = "filled"
@@ -285,7 +292,9 @@ class _Filling:
         self._listed = defaultdict[int, dict[RowKey, None]](dict)
         """The keys of the rows that each discovery has found, by the discovery's number."""
         self._list_titles: dict[int, str] = {}
-        """Title of the document that contains most of these rows, by the discovery's number."""
+        """Title of the document that contains most of the rows in `_listed`, by the discovery's
+        number.
+        """
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
         }
@@ -305,12 +314,14 @@ class _Filling:
         self._looked = defaultdict[RowKey, Counter[str]](Counter)
         """Number of executors that looked for each cell without failing, by row and column."""
         self._left_out = set[RowKey]()
-        """Keys of names that no report gave (`left_out.py`), which are checked by conditions."""
+        """Keys of names that no report gave (`left_out.py`). Such a name becomes a row only if it
+        meets all conditions.
+        """
         self._names_checked = 0
-        """Number of names that were added to `_left_out` so far, for the limit on them."""
+        """Number of names added to `_left_out` so far. It is limited to `MAX_LEFT_OUT`."""
         self._about: list[Passage] | None = None
-        """Passages found by searching for the values of conditions alone; None before that. No
-        executor sees them.
+        """Passages of the searches whose query is only the value of a condition; None before these
+        searches. No executor sees the passages.
         """
         self._steps: dict[RowKey, list[list[str]]] = {}
         """The columns that are still to be asked for in each row, one step after the other: first
@@ -426,13 +437,14 @@ class _Filling:
         context = self._context
         closed = self._request.closed
         nothing_known = self._round == 1 and not self._request.rows
-        # With several keys, `_text` adds to the question, so the early question would differ.
+        # With several keys, `_text` adds a line to the question, so the early question would
+        # differ.
         begins_early = (
             self._search.early_dispatch
             and not context.ledger.budgeted
             and len(self._schema.keys) == 1
             and not closed
-            # A recorded ask has a number already, so early work would begin under another one
+            # A recorded ask already has a number, so early work would get a different number
             and Ask("discover", (), discovery=len(self._discoveries) + 1) not in self._numbers
         )
         try:
@@ -478,8 +490,8 @@ class _Filling:
                 texts.append(text)
                 asks.append(Ask("discover", (), discovery=len(self._discoveries), manager=manager))
 
-        # Early work never names a manager, so it can only be used for the questions before the
-        # first that names one.
+        # Early work has no manager, so it is kept only for the questions before the first one with
+        # a manager.
         unnamed = next((at for at, ask in enumerate(asks) if ask.manager), len(asks))
         begun = await early.keep(texts[:unnamed])
         for ask, task in zip(asks, begun, strict=False):
@@ -530,7 +542,7 @@ class _Filling:
     async def _work(self, number: int, ask: Ask) -> Execution:
         """Run one executor on an ask. `number`: the number of the sub-query."""
         context = replace(self._context, manager=ask.manager)
-        if ask.kind == "settle":  # a second opinion is no other run's report
+        if ask.kind == "settle":  # a second opinion must not come from another run
             context = replace(context, sharing=False)
         execution = await self._search.executor.run(self._text(ask), number, context)
         context.on_event(Reported(number, execution))
@@ -567,7 +579,9 @@ class _Filling:
         return text
 
     def _take(self, number: int, execution: Execution) -> None:
-        """Add a report to the table, and queue asks for the values that the report lacks."""
+        """Add a report to the table, and queue asks for the values that the report should have but
+        lacks.
+        """
         ask = self._asks[number]
         self._executions[number] = execution
         reading = self._assembly.add(ask, execution)
@@ -620,7 +634,7 @@ class _Filling:
             for claim in filter(None, row.claims)
             for citation in claim.citations
         )
-        titles.pop("", None)  # of documents without a title
+        titles.pop("", None)  # documents without a title
         for title, _ in titles.most_common(1):
             self._list_titles.setdefault(ask.discovery, title)
 
@@ -645,8 +659,9 @@ class _Filling:
         return tuple(value for column, value in pairs if column.key)
 
     def _manager(self, attempt: int, wanted: str) -> str:
-        """Return the name of the manager for an attempt: `wanted` if there is a manager of that
-        name, or else the managers in turn, by the number of the attempt. Empty without managers.
+        """Return the name of the manager for an attempt: `wanted` if a manager has that name.
+        Otherwise, attempts go to the managers in turn, by number. Return an empty string if there
+        are no managers.
         """
         managers = self._search.managers
         if not managers:
@@ -655,7 +670,7 @@ class _Filling:
 
     def _ask(self, key: RowKey, columns: Iterable[str], wanted: str = "") -> bool:
         """Queue asks for cells of a row, except for cells that have reached their limit of
-        attempts. Return whether there is such a cell.
+        attempts. Return whether any cell is below its limit.
 
         `wanted`: the manager to which the last report escalated; empty if it did not.
         """
@@ -678,7 +693,7 @@ class _Filling:
         return bool(holes)
 
     def _wanted(self, ask: Ask) -> bool:
-        """Return whether the outcome so far still allows work on `ask` to begin."""
+        """Return whether work on `ask` may still begin, given the outcome so far."""
         if self._outcome == "rows_exhausted":
             return ask.row is not None
         return self._outcome not in _OVER
@@ -744,13 +759,13 @@ class _Filling:
         """Queue asks about names that no report gave (`left_out.py`). These asks are about the
         columns of conditions. Asks about other columns follow if the name meets all conditions.
         """
-        # By rank, so that which names are asked about does not depend on the order of arrival
+        # Sort by rank, so that the names do not depend on the order in which reports arrive
         reports = sorted(self._reports, key=lambda pair: pair[0].rank)
         indexes = self._search.indexes
         count = self._limits.discovery_passages
         if indexes and count and self._about is None:
             self._about = []
-            # Booked for the first sub-query, because these searches belong to none
+            # Charge these searches to the first sub-query, because they belong to no sub-query
             booking = BOOKING.set(Booking(self._context.ledger, 0))
             with suppress(UpstreamError):
                 for value in values_of(self._schema)[:_MAX_SEARCHED]:

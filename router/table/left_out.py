@@ -15,7 +15,9 @@ from router.trace import Execution
 from router.trace.table import Ask, Schema
 
 MAX_LEFT_OUT = 100
-"""Max names that a function of this module returns, and max names that executors check in a run."""
+"""Max names that each function of this module returns. Also the max names that executors check in
+one run.
+"""
 _MAX_NAME = 80
 _KNOWN = 2
 """`_MAX_NAME`: max characters of a name. `_KNOWN`: a list must contain the names of at least this
@@ -30,8 +32,8 @@ _MARK = re.compile(r"[-*+•–|\s]*(?:(?:and|or|et|und|y)\s)?")
 
 def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[str, ...]:
     """Return the names that are in no row, but in a list that also names at least two rows of the
-    table. Only the passages that executors found for discoveries (questions for rows) are read; the
-    names are in the order of these passages.
+    table. Lists are read only from the passages that executors found for discoveries (questions for
+    rows). The names are in the order of these passages.
 
     This is an estimate: a list may contain a name that does not belong in the table, and the first
     name of a list is never returned. The result is empty for a table with several key columns.
@@ -64,7 +66,9 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
 
 
 def values_of(schema: Schema) -> list[str]:
-    """Return the values of the conditions that `named_with_values` searches passages for."""
+    """Return the values for which `named_with_values` searches passages: the names that conditions
+    require in text columns other than keys.
+    """
     return [
         value
         for condition in schema.conditions
@@ -78,13 +82,14 @@ def values_of(schema: Schema) -> list[str]:
 def named_with_values(
     table: Table, passages: Iterable[Passage], searched: Iterable[Passage]
 ) -> tuple[str, ...]:
-    """Return names that are in no row of a table with one key column, but may meet a condition.
+    """Return names that are in no row, but may meet a condition. The table must have one key
+    column.
 
-    Some are from the lists in those `passages` that contain the value of a condition (`values_of`).
-    Others are titles in `passages` and `searched`: a title is returned if its passage has a
-    sentence such as "TITLE is based in VALUE", and a passage whose title is a row's name has the
-    same sentence with that title. The caller must check each name, because few names may meet the
-    condition.
+    First, if a passage in `passages` contains the value of a condition (`values_of`), the names in
+    its lists are returned. Second, titles in `passages` and `searched` are returned: a title
+    qualifies if its passage has a sentence such as "TITLE is based in VALUE", and another passage,
+    whose title is a row's name, has the same sentence about that row. The caller must check each
+    name, because few names may meet the condition.
     """
     values = list(filter(None, map(sought, values_of(table.schema))))
     names = _names(table)
@@ -117,9 +122,7 @@ def named_with_values(
 
 
 def _ending_name(item: str) -> str:
-    """Return the words at the end of a list's item, from the last word that begins with a small
-    letter (without it).
-    """
+    """Return the words of a list's item after the last word that begins with a small letter."""
     words = item.split()
     small = [at for at, word in enumerate(words, 1) if word[0].islower()]
     return " ".join(words[max(small, default=0) :])
@@ -137,9 +140,7 @@ def _names(table: Table) -> set[str]:
 
 @lru_cache(2000)
 def _lists(text: str) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Return the lists in a text. Each item is a pair: its folded form, and the item as it is
-    written.
-    """
+    """Return the lists in a text. Each item is a pair: its folded form, and the item as written."""
     lists = []
     for sentence in _SENTENCE.split(_NUMBERED.sub("", text)):
         cells = (_MARK.sub("", part, 1).partition("|")[0] for part in _ITEM.split(sentence))

@@ -107,7 +107,9 @@ _SIGNS = {
     "£": r"£|\b(?:gbp|pounds?|sterling)\b|英镑|ポンド",
     "¥": r"¥|\b(?:yen|yuan|jpy|cny|rmb)\b|(?<!公)元|円",
 }
-"""Signs of percentages and currencies, each with the ways to write it in a folded text."""
+"""Signs of percentages and currencies. Each is mapped to a pattern of the ways to write it in a
+folded text.
+"""
 _FORMS = {sign: re.compile(forms) for sign, forms in _SIGNS.items()}
 _BOUND = re.compile(
     r"(?:\b(?:not|no|less than|fewer than|more than|at least|at most|up to|under|over|above|below|"
@@ -138,8 +140,8 @@ def number_text(text: str) -> str:
 
 
 def is_bound(text: str, written: str) -> bool:
-    """Return whether the folded text `text` gives the number or date `written` in it as a bound,
-    such as "more than 5", or denies it.
+    """Return whether the folded text `text` uses `written`, a number or date in it, as a bound,
+    such as "more than 5", or denies it, such as "not 5".
     """
     before, _, after = text.partition(written)
     return _BOUND.search(before) is not None or _BOUND_AFTER.match(after) is not None
@@ -157,8 +159,9 @@ def signs_in(text: str) -> frozenset[str]:
 
 
 def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
-    """Yield each number in the folded text `text`, as a pair: as it is written, and in canonical
-    form. `unit`: the column's unit; a power of ten in it divides the number.
+    """Yield each number in the folded text `text` as a pair: the number as written, and in
+    canonical form. `unit`: the column's unit. If it contains a power of ten, such as "million", the
+    canonical form is divided by that power.
     """
     for written in _NUMBER.finditer(text):
         if number := _exact(written[0], unit):
@@ -166,8 +169,8 @@ def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
 
 
 def _exact(written: str, unit: str) -> str | None:
-    """Return the number `written` in canonical form, divided by the power of ten in `unit` if it
-    contains one. Return None if `written` cannot be read.
+    """Return the number `written` in canonical form, divided by the power of ten in `unit`, if any.
+    Return None if `written` cannot be read.
 
     A word for a power of ten multiplies the number before it, together with all smaller parts
     before that number: 三百五十万 is (3 * 100 + 5 * 10) * 10,000.
@@ -269,7 +272,7 @@ def only(matches: Iterable[tuple[str, str]], text: str) -> str | None:
     """Return the canonical form of the only number or date in `text`. Return None if there is none
     or more than one, if it is a bound, or if the text contains further digits.
 
-    `matches`: the numbers or dates in `text`, each as it is written and in canonical form.
+    `matches`: the numbers or dates in `text` as pairs: as written, and in canonical form.
     """
     pairs = list(matches)
     if len(pairs) != 1 or _OTHER_ERA.search(text) or is_bound(text, pairs[0][0]):

@@ -1,5 +1,5 @@
-"""Normalization of values: without markup, and with plain characters, so that equal values become
-equal texts.
+"""Normalization of values: markup is removed and special characters are replaced, so that equal
+values become equal texts.
 """
 
 import re

@@ -20,8 +20,8 @@ _LOOSE = re.compile(
     r"""("(?:[^"\\\n]|\\.)*+"?)|(?<!\w)'((?:[^'\\\n]|\\.)*+)'?"""
     r"|((?<=[{,\s])[^\W\d]\w*+(?=\s*:)|\b(?:True|False)\b)|\bNone\b"
 )
-"""Matches strings of JSON, and what Python and JSON5 write differently: strings in single quotes,
-names without quotes, and constants.
+"""Matches strings of JSON, and the notations of Python and JSON5 that JSON lacks: strings in single
+quotes, names without quotes, and the constants True, False and None.
 """
 _ITEM = re.compile(r"[\s*+•{\"'-]*(?:\d{1,4}[.)][\s*{\"'-]+)?")
 """Matches the bullet, the number and the punctuation before a name."""
@@ -57,7 +57,7 @@ def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
     key = next((name for name, column in zip(names, columns, strict=True) if column.key), names[0])
     strict = [*_json_records(text, names, key)]
     loose = [*_json_records(_LOOSE.sub(_as_json, text), names, key)]
-    # If the rows are in Python's notation, the only valid JSON may be a list in one of the cells
+    # If the rows are in Python's notation, strict parsing may find only a list inside a cell
     records = max(strict, loose, key=lambda rows: len(rows[0]) if rows else 0)
     records = records or _line_records(text, names, key)
     return [[_cell(record.get(name)) for name in names] for record in records]

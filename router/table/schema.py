@@ -1,5 +1,5 @@
-"""Checks of a table's requested columns and given rows, which are made before any call, and the
-wording of questions for cells.
+"""Checks of a table's requested columns and given rows, before any model is called; and the wording
+of questions for cells.
 """
 
 import re
@@ -21,7 +21,9 @@ _MAX_PLACES = 8
 placeholder is replaced by a key value of any length.
 """
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
-"""Placeholder for the value of a key column in the template `Column.ask`."""
+"""Matches a placeholder such as `{city}` in the question template `Column.ask`. It stands for the
+row's value in a key column.
+"""
 
 
 @lru_cache(1024)
@@ -127,8 +129,8 @@ def question(
 ) -> str:
     """Return the sub-query that asks for cells of a row: one question, or a list of questions.
 
-    `row`: the row's key values, as models see them. `columns`: names of the columns whose cells are
-    wanted. `reworded`: whether the question was asked before and shall be worded differently.
+    `row`: the row's key values, as models see them. `columns`: names of the wanted columns.
+    `reworded`: True if the question was asked before, so that it must be worded differently.
     """
     key = {normal_name(column.name): value for column, value in zip(schema.keys, row, strict=True)}
     asked = [column for column in schema.columns if column.name in columns]

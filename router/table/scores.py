@@ -1,4 +1,4 @@
-"""Scores of a table against the right rows, cell by cell."""
+"""Scores of a table: how many of its rows and cells agree with the right rows."""
 
 from collections.abc import Sequence
 

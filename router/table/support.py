@@ -45,7 +45,7 @@ _MAX_WORDS = 12
 _MAX_CHARS = 200
 """`_MAX_WORDS`, `_MAX_CHARS`: max words and max characters of a name."""
 _MAX_TIES = 64
-"""Max ties that are read from a passage."""
+"""Max ties that are read from one passage."""
 
 
 class Tie(NamedTuple):
@@ -82,8 +82,8 @@ def tied(
     known: Collection[str],
     documents: int = 2,
 ) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of names in `known` that belong to the same thing according to the ties of at
-    least `documents` different documents.
+    """Yield pairs of names in `known` that belong to the same thing. A pair needs ties in at least
+    `documents` different documents.
 
     If two documents contain the same sentence, it counts only once, as one document probably copied
     it from the other.
@@ -127,8 +127,7 @@ def support_of(
 
 def _words(column: Column, value: str) -> str:
     """Return the folded words of a value, to be looked for in sentences. Return an empty string for
-    a number: folded texts have no signs and no units, so it would also be found where another
-    number is meant.
+    a number. Folded texts have no signs and no units, so a search for "5 %" would also find "-5".
     """
     is_number = column.type in ("integer", "number") and not is_mistyped(column, value)
     return "" if is_number else sought(value)
@@ -144,7 +143,9 @@ def _is_in_title(column: Column, value: str, form: str, title: str, folded: str)
 
 
 def _kind(column: Column) -> Column:
-    """Return a column without a name: the cache key of all columns with its type and unit."""
+    """Return a column that has only the type and the unit of `column`. It is used as a cache key,
+    so that all columns of this type and unit share cached values.
+    """
     return Column("", column.type, unit=column.unit)
 
 
@@ -164,8 +165,8 @@ class Shown:
         self._signs = cache(lambda passage: signs_in(f"{passage.title}\n{passage.text}"))
 
     def also_named(self, names: Collection[str]) -> set[str]:
-        """Return `names`, together with the titles of passages that are another name for one of
-        them, according to a tie. All are folded.
+        """Return `names`, and each passage title that a tie equates with one of these names. All
+        names and titles are folded.
         """
         wanted = set(names)
         also = set(names)
@@ -181,8 +182,8 @@ class Shown:
         form: str,
         names: Collection[str],
     ) -> tuple[Support, tuple[Citation, ...]]:
-        """Return how well the passages support `value`, and a citation of one sentence from each
-        passage that contains it.
+        """Return how well the passages support `value`, and one citation from each passage that
+        contains it. A citation quotes one sentence.
 
         `form`: the value's canonical form. `names`: the folded names of the value's row.
         """

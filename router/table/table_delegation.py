@@ -49,13 +49,15 @@ _MAX_TAG_CHARS = 5000
 condition's attributes.
 """
 _WHERE = re.compile(r"<\s{0,4}where\b([^<>]*?)(?:/>|>([^<]*)(?=<))", re.IGNORECASE)
-"""Matches a condition that is complete. A condition that the length limit cut off is ignored,
-because some of its values may be missing.
+"""Matches a complete `<where>` tag, which is a condition. A tag that the length limit cut off is
+ignored, because some of its values may be missing.
 """
 _BY_NAME: tuple[Operator, ...] = ("equals", "one_of", "contains")
 """Operators whose values are compared as names, not by order."""
 _ALIKE = 0.85
-"""Min similarity of a misspelled name to the name in the request, from 0 to 1 (`difflib`)."""
+"""Min similarity (`difflib`, 0 to 1) at which a name counts as a misspelling of a name in the
+request.
+"""
 _ENDING = 3
 """Number of last characters that a misspelled name must share with the name in the request, since
 "Austria" and "Austrian" are two words.
@@ -89,7 +91,9 @@ arbitrarily leave no cell out that can known result a
 _WORD = re.compile(r"[\w'’-]+")
 _DIGIT = re.compile(r"\d")
 _MAX_NAMES_CHARS = 1000
-"""Max characters of all column names together. Longer ones are not looked for in a question."""
+"""Max characters of all column names together. If they are longer, they are not looked for in a
+question.
+"""
 
 
 def opening(question: str, schema: Schema) -> str:
@@ -172,8 +176,8 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
 
 def _spellings(values: Iterable[str], request: str) -> dict[str, str]:
     """Map each misspelled name of a plan to its spelling in the request. A name is misspelled if
-    the request lacks it, but has one with as many words, the same ending, and few different
-    letters. At most `_MAX_MISSPELLED` names are looked at.
+    the request does not contain it, but contains a name with the same number of words, the same
+    ending, and few different letters. At most `_MAX_MISSPELLED` names are looked at.
 
     `values`: values of conditions.
     """
@@ -213,8 +217,8 @@ def _corrected(
 ) -> Condition:
     """Return a condition with its misspelled names corrected, unless two of them would become
     equal. Wrong names of `one_of` are replaced by names in the plan's questions for rows: if one
-    question is "Which films by A are there?", with A among the values, another question that
-    differs only in the name has a further value.
+    question is "Which films by A are there?", and A is among the values, a question that differs
+    only in the name provides a further value.
 
     Small models miscopy the second name in a condition more often than the name in a question.
     `request`: the folded request.
@@ -236,15 +240,15 @@ def _corrected(
             name = other.removeprefix(before).removesuffix(after)
             if name and f"{before}{name}{after}" == other and sought(name) in request:
                 names[name] = None
-    # With fewer names than values, a right one may be missing
+    # With fewer names than values, a right name may be missing
     enough = len(names) >= max(2, len(condition.values))
     return replace(condition, values=tuple(names)) if enough else condition
 
 
 def _check_names(condition: Condition, request: str) -> None:
     """Raise `BadRequest` if a condition contains a name that the folded request does not contain,
-    or if `one_of` has only one value. Right rows would be excluded if a model misspelled a name, or
-    wrote one name of two.
+    or if `one_of` has only one value. A condition with a misspelled name, or with one name of two,
+    would exclude right rows.
     """
     if condition.operator == "one_of" and len(condition.values) == 1:
         raise BadRequest("one_of has only one value; use equals, or give all values.")

@@ -72,12 +72,12 @@ class TableText(NamedTuple):
     """A table as it was read from a text."""
 
     rows: tuple[tuple[str, ...], ...]
-    """Rows with a text for each column. The text is empty if the row has no value for the column.
-    Markup is kept.
+    """Rows. Each row has one text for each column, with its markup. The text is empty if the row
+    has no value for the column.
     """
     lost: int
-    """Number of rows that were not read: because they are cut off, left out with "…" or
-    "… 12 more", or without a key.
+    """Number of rows that were not read, because they are cut off, have no key, or are only
+    announced by a mark such as "… 12 more".
     """
 
 
@@ -172,7 +172,7 @@ def _order(header: Sequence[str], columns: Sequence[Column]) -> list[int]:
     if max(order, default=-1) == -1:
         return []
 
-    # A column that the header has under another name is read from its own position
+    # If the header has another name for a column, the column is read from its own position
     for at, column in enumerate(columns):
         free = order[at] == -1 and at < len(header) and at not in order
         if free and (column.key or len(header) == len(columns)):
@@ -206,8 +206,8 @@ def _usable(
     lost: int,
 ) -> TableText:
     """Return the rows that have a value for each key column. A ditto mark is replaced by the cell
-    above it, and so is an empty key cell if another key cell of the row has a value. `lost`: number
-    of rows already lost.
+    above it. An empty key cell is replaced too, if another key cell of the row has a value. `lost`:
+    number of rows that were lost before.
     """
     keys = [at for at, column in enumerate(columns) if column.key]
     usable: list[tuple[str, ...]] = []
@@ -233,8 +233,8 @@ def _usable(
 
 
 def _listed(lines: Sequence[str], columns: Sequence[Column]) -> Iterable[Sequence[str]]:
-    """Return the rows in `lines`. If one of the first ten lines is a CSV header, the lines are read
-    as CSV, otherwise as a list of keys.
+    """Return the rows in `lines`. If one of the first ten lines is a CSV header, that line and all
+    later ones are read as CSV. Otherwise, all lines are read as a list of keys.
     """
     for at, line in enumerate(lines[:10]):
         for mark in ",;":
@@ -366,9 +366,9 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
     """Parse an executor's turn whose report may contain a table. `cut`: True if the length limit
     ended the turn.
 
-    This differs from `parse_turn` in three ways. Line breaks are kept. A turn that was cut is read
-    up to its last whole line. A table is accepted without tags and without evidence, because its
-    values are looked up in the passages anyway.
+    This differs from `parse_turn` in three ways. Line breaks are kept. If the turn was cut, it is
+    read up to its last complete line. A table is accepted without tags and without evidence,
+    because its values are looked up in the passages anyway.
     """
     turn = parse_turn(text, cut)
     report = turn.report if isinstance(turn, ReportTurn) else NO_EVIDENCE
@@ -391,8 +391,8 @@ def parse_table_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def _answer_end(body: str) -> int | None:
-    """Return the position at which the answer ends: at the last closing tag before the evidence, or
-    else at the evidence. It is the last closing tag, because rows may quote tags. Return None if
+    """Return the position at which the answer ends: the last closing tag before the evidence, or
+    else the start of the evidence. The first closing tag may be quoted in a row. Return None if
     there is neither a tag nor evidence.
     """
     evidence = _EVIDENCE.search(body)

@@ -18,7 +18,7 @@ class ExecutorVersion(Frozen):
     """A registered version of the executor, with its current state."""
 
     version: str
-    """Name of the version, which is also its model name at the engine; never reused."""
+    """Name of the version, never reused. It is also the version's model name at the engine."""
     state: VersionState
     share: float
     """Share of the runs that a canary serves, 0 to 1; 0 in other states."""
@@ -33,8 +33,9 @@ class ExecutorVersion(Frozen):
 
 
 class Traffic(Frozen):
-    """The versions in use: the active version and at most one candidate, that is a version on
-    trial, as a shadow or a canary.
+    """The versions in use: the active version, and at most one candidate. A candidate is a version
+    on trial as a shadow (clients never see its answers) or as a canary (it serves a share of the
+    runs).
     """
 
     active: str
@@ -54,8 +55,8 @@ class Traffic(Frozen):
         return self.candidate if _place(run_id) < self.share else self.active
 
     def other(self, run_id: str) -> str | None:
-        """Return the version to compare with the one that serves a run; None if the run is not
-        compared.
+        """Return the version to compare with the version that serves the run; None if the run is
+        not compared.
 
         In the canary stage, on average equally many runs of both versions are compared. Which runs
         are compared depends on their identifiers alone, not on their contents.
@@ -143,12 +144,13 @@ class Judgement(Frozen):
 
 
 def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
-    """Return a judgement on both answers of a trial, from feedback on the run that contains the
-    right answer. An answer is right if it matches that answer exactly.
+    """Return a judgement on both answers of a trial, based on the right answer in `feedback`. An
+    answer of the trial is right if it matches that answer exactly.
 
     Return None if the feedback contains no right answer, because a verdict alone is about only one
-    of the two answers, and if the verdict contradicts the right answer. Return None in the shadow
-    stage, too: clients only see the active version's answers, so their feedback may be biased.
+    of the two answers. Also return None if the verdict contradicts the right answer, and in the
+    shadow stage: there, clients only see the active version's answers, so their feedback may be
+    biased.
     """
     if trial.stage == "shadow" or not feedback.right_answer.strip():
         return None
@@ -166,7 +168,7 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
 
 
 class Pair(Frozen):
-    """The values of one trial on which the gate bases its decision."""
+    """The values of one trial that the gate uses for its decision."""
 
     candidate_failed: bool
     active_failed: bool
@@ -184,9 +186,9 @@ registered or became the active one.
 
 
 class GateEvidence(Frozen):
-    """Evidence on one measure, as the final capital of two series of bets that start with a capital
-    of 1 (test martingales; see `gate.py`). The larger a value is, the stronger is the evidence: a
-    wrong hypothesis reaches 1/α or more with a probability of at most α.
+    """Evidence on one measure, for and against the candidate. Each number starts at 1, and grows
+    with the pairs that support its statement. If the statement is false, the number ever reaches
+    1/α with a probability of at most α, so a large number is strong evidence (`gate.py` says why).
     """
 
     measure: str
@@ -208,14 +210,14 @@ class EvidenceSource(Frozen):
     decisive: int
     """Number of pairs in which exactly one version is right, according to this source."""
     counted: int
-    """Number of the decisive pairs that count as evidence now. The others count later, when the
-    tenant's share of all decisive pairs is small enough (see `gate.MAX_OF_ONE`).
+    """Number of the decisive pairs that count as evidence now. The other pairs count later, when
+    the tenant's share of all decisive pairs is small enough (see `gate.MAX_OF_ONE`).
     """
 
 
 class TrialFigures(Frozen):
-    """Sums over the trials of a candidate in its current stage. For a canary, they cover as many
-    runs that the candidate served as runs that the active version served.
+    """Sums over the trials of a candidate in its current stage. For a canary, they cover equally
+    many runs served by the candidate and by the active version.
 
     Fields with the prefix `active_` are about the active version, the others about the candidate.
     """
@@ -278,8 +280,8 @@ class VersionBook(Protocol):
         """
 
     async def wait(self, decision: VersionDecision) -> None:
-        """Store a decision `wait`, which says that there is no decision on the version yet. It
-        replaces an earlier `wait`, if the version has had no other decision since.
+        """Store a decision `wait`, which says that the gate has not decided on the version yet. If
+        the version's latest decision is a `wait` too, it is replaced.
         """
 
     async def decisions(

@@ -13,9 +13,10 @@ in advance, so several stakes are used, and their mean capital counts.
 In terms of statistics, the capital is a test martingale, and the bound is Ville's inequality. See
 Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting" (2024).
 
-The null hypotheses, about the mean difference given all earlier pairs:
+There are two null hypotheses about the mean difference, given all earlier pairs. Evidence in favour
+of the candidate speaks against the first one, evidence against the candidate against the second:
 
-in favour   the mean is -margin or less: the candidate is worse by the margin or more
+    in favour   the mean is -margin or less: the candidate is worse by the margin or more
     against     the mean is 0 or more: the candidate is not worse
 
 There are three measures: correctness, failures and tokens. Correctness uses only decisive pairs, in
@@ -50,8 +51,8 @@ large stakes if the versions hardly differ. All are below 1, so that no pair los
 MAX_OF_ONE = 0.25
 """Max share of the decisive pairs that may come from one client's tenant."""
 _MORE_FAILURES = 0.05
-"""Margin for failures: how much more often than the active version the candidate may fail, as a
-share of the runs.
+"""Margin for failures: by how much the share of runs in which the candidate fails may exceed the
+share in which the active version fails.
 """
 _MEASURES = 3
 _MAX_NAMED = 10
@@ -151,9 +152,9 @@ def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[Gat
     `right`: for each question, whether the candidate and whether the active version was right.
 
     The decision is an exact binomial test at the level `error`. A question is decisive if exactly
-    one version is right. It is a win if that is the candidate. With w wins among n decisive
-    questions, the p-value is the probability of w or more wins if each decisive question is a win
-    with probability (1 - margin) / 2.
+    one version is right. If that version is the candidate, the question is a win. With w wins among
+    n decisive questions, the p-value is the probability of w or more wins if each decisive question
+    is a win with probability (1 - margin) / 2.
     """
     wins = sum(candidate > active for candidate, active in right)
     losses = sum(candidate < active for candidate, active in right)
@@ -182,12 +183,12 @@ def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[Gat
 
 
 def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> TrialFigures:
-    """Return the sums over the pairs that count, and the evidence on each measure. `rule`: None for
-    no evidence.
+    """Return the sums over the pairs that count, and the evidence on each measure. `rule`: the
+    gate's rule; None to compute no evidence.
 
-    For a canary, equally many pairs count of runs that the candidate served and of runs that the
-    active version served: the first ones of each. So it does not matter which version's answers
-    clients saw, and how often they gave feedback on them.
+    For a canary, equally many pairs count from runs served by the candidate and from runs served by
+    the active version: the first pairs of each kind. So the result does not depend on which
+    version's answers clients saw, and how often they gave feedback on them.
 
     The evidence is computed from these differences:
 
@@ -232,8 +233,8 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
 
 
 def balanced(pairs: Sequence[Pair]) -> list[Pair]:
-    """Return equally many pairs that the candidate served and that the active version served: the
-    first pairs of each kind.
+    """Return equally many pairs from runs served by the candidate and from runs served by the
+    active version: the first pairs of each kind.
     """
     served = sum(pair.candidate_served for pair in pairs)
     count = min(served, len(pairs) - served)
@@ -248,7 +249,7 @@ def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> lis
     given = Counter(map(tenant_of, items))
     own = given.pop("", 0)
     limit = max(given.values(), default=0)
-    # A lower limit also shrinks the total that it is a share of, so repeat until it is stable.
+    # A lower limit also lowers the total, and thus the limit itself, so repeat until it is stable.
     while True:
         total = own + sum(min(count, limit) for count in given.values())
         if limit <= MAX_OF_ONE * total:

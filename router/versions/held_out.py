@@ -1,5 +1,5 @@
-"""Test of a candidate with held-out questions, which the operator provides. The candidate and the
-active version answer them before the gate promotes the candidate.
+"""Test of a candidate with held-out questions from the operator. The candidate and the active
+version answer these questions before the gate promotes the candidate.
 """
 
 import asyncio
@@ -26,8 +26,8 @@ _MIN_KNOWN = 0.9
 
 
 class HeldOutQuestion(Frozen):
-    """A question that no version was trained on: a line of a JSONL file. Other keys in the line are
-    ignored.
+    """A question on which no version was trained: one line of a JSONL file, as a JSON object. Other
+    keys of the object are ignored.
     """
 
     question: Annotated[str, Meta(min_length=1)]

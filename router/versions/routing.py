@@ -108,8 +108,8 @@ class VersionRouting:
         return await self.of(versions[-1]).run(sub_query, index, context, instead=steps_in)
 
     def reload(self) -> None:
-        """Let `follow` load the versions in use again soon, because the engine was restarted
-        without them.
+        """Let `follow` load the versions in use again soon. Called after the engine was restarted,
+        because a restarted engine has no versions loaded.
         """
         self._on_record = None
         self._news.set()

@@ -41,13 +41,14 @@ of the client, which do not apply to the other version. In a run with the outcom
 executor has worked.
 """
 _HINDERED = ("budget_exhausted", "retrieval_failed")
-"""Outcomes of runs and executions that are not the fault of any version."""
+"""Outcomes, of runs and of executions, for which no version is to blame."""
 _REVIEWING_SHARE = 0.1
 """Max share of the time that is spent on reviews, because each review reads all trials of the
 candidate.
 """
 _LONGEST_PAUSE_S = 5.0
-"""Max pause between two reviews, even after a long review, such as one with held-out questions."""
+"""Max seconds between two reviews. Applies after long reviews, such as one with held-out questions.
+"""
 
 
 class Trials:
@@ -266,8 +267,8 @@ def hindered(run: Run) -> bool:
 
 
 def _side(result: object, calls: Iterable[Call], version: str | None) -> Side:
-    """Return the result of `version` in a run. It counts as failed if another version worked on any
-    of the sub-queries instead.
+    """Return the result of `version` in a run. The result counts as failed if an executor failed,
+    or if another version worked on any of the sub-queries.
     """
     assert isinstance(result, Trajectory)
     failed = any(
