@@ -140,7 +140,7 @@ class RecordedRun:
 
     @property
     def chain(self) -> "Iterator[RecordedRun]":
-        """This run, followed by the interrupted run that it resumes, and so on, back to the first
+        """Yields this run, then the interrupted run that it resumes, and so on, back to the first
         run.
         """
         yield self
