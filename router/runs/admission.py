@@ -27,20 +27,20 @@ class AdmissionLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     max_runs_per_tenant: _Runs | None = None
     """Max runs of one tenant that are under way at the same time. Absent: no limit per tenant."""
     queue: Annotated[int, Meta(ge=0, le=10**9)] = 400
-    """Max requests that wait until a run may begin. Waiting tenants take turns. Further requests
-    are refused.
+    """Max requests that wait for the end of other runs. Tenants with waiting requests take turns.
+    Requests beyond this number are refused.
     """
     queue_s: Annotated[float, Meta(ge=0, le=3600)] = 5.0
-    """Max seconds that a request waits for a place before it is refused. A refused client is asked
-    to retry after the same number of seconds, but not before 1 second has passed.
+    """Max seconds that a request waits in the queue before it is refused. A refused client is asked
+    to retry after the same number of seconds, at least 1.
     """
 
 
 class Admission:
-    """Grants places to runs: each run under way holds one place, and their number is limited.
+    """Grants places to runs. The number of places is limited, and each run under way holds one.
 
-    When a place becomes free, the tenants that wait take turns. The oldest request of the tenant
-    whose turn it is gets the place.
+    Tenants with waiting requests take turns: a free place goes to the oldest request of the next
+    tenant.
     """
 
     def __init__(self, limits: AdmissionLimits | None = None) -> None:
@@ -52,8 +52,8 @@ class Admission:
         self.waiting = 0
         """The number of requests in the queue."""
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
-        """Waiting requests of each tenant, oldest first. The first tenant in the dict is the one
-        whose turn is next.
+        """Waiting requests of each tenant, oldest first. The first tenant in the dict gets the next
+        free place.
         """
         self._spare = asyncio.Event()
         self._spare.set()

@@ -28,8 +28,9 @@ class RunSummary(Frozen):
     kind: RunKind
     request_id: str
     request: str
-    """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters. For a
-    question of a conversation, the rewritten question comes first, then the original one.
+    """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters. If a
+    question was rewritten because of its conversation, the rewritten question comes first, then the
+    original one.
     """
     status: RunStatus
     outcome: AnswerOutcome | TableOutcome | None
@@ -123,7 +124,7 @@ class RunFigures(Frozen):
 
 
 class ExportedRun(Frozen):
-    """A run that has ended, with the feedback on it, as exports contain it."""
+    """An ended run with its feedback: an entry of an export."""
 
     run: Run
     feedback: tuple[Feedback, ...]
@@ -142,12 +143,12 @@ class Archive(Protocol):
     """Access to stored runs. Every method raises `StoreFailed` if the store fails.
 
     The parameter `tenant` of the methods is the tenant of the caller: runs of other tenants are
-    treated as if they did not exist. For the operator it is None, which gives access to all runs.
+    treated as if they did not exist. The operator's is None, which gives access to all runs.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """Return the run with this identifier. If the run is under way or was interrupted, its
-        calls are those that have ended so far. Raises `NotFound` if there is no such run.
+        """Return the run with this identifier. If the run is under way or was interrupted, it
+        contains only the calls that have ended. Raises `NotFound` if there is no such run.
         """
 
     async def list(
@@ -158,8 +159,8 @@ class Archive(Protocol):
     ) -> RunPage:
         """Return at most `size` runs that match `wanted`, newest first.
 
-        `page`: the token of the page, which the page before it contains; empty for the first page.
-        Raises `BadRequest` if the token is invalid.
+        `page`: `next_page` of the previous page; empty for the first page. Raises `BadRequest` if
+        the token is invalid.
         """
 
     async def figures(self, wanted: RunFilter, starts: Sequence[float]) -> Sequence[RunFigures]:
@@ -191,8 +192,8 @@ class Archive(Protocol):
         """Ask the process that works on a run to cancel it. Does nothing if the run has ended."""
 
     async def progress(self, run_id: str, after: int = 0) -> Progress | None:
-        """Return what has happened so far in a run on which another gateway works; None if no other
-        gateway works on it. From the first call of this method on, the other gateway writes its
-        progress to the store every half second. `after`: return only events with numbers above
-        this, and no calls; 0 for all.
+        """Return the events and calls so far of a run that another gateway is running; None if no
+        other gateway is running it. The first call asks the other gateway to write the run's
+        progress to the store, every half second from then on. `after`: return only events with
+        numbers above this, and no calls; 0 for all events and calls.
         """

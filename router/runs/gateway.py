@@ -55,12 +55,12 @@ _PROBE_TOKENS = 16
 _PROBE_S = 10.0
 """Deadline of a probe, in seconds."""
 _REPORTING_SHARE = 0.05
-"""Share of the time limit of `Gateway.execute` that is reserved for returning the result after the
-time for searching is over.
+"""Share of the time limit of `Gateway.execute`, from 0 to 1. It is reserved for returning the
+result when the time for searching is over.
 """
 _FOLDING_SHARE = 0.1
-"""Share of the time limit of a table that is reserved for building the table from the executors'
-reports.
+"""Share of a table's time limit, from 0 to 1. It is reserved for building the table from the
+executors' reports.
 """
 MAX_HISTORY = 40
 """Max messages before a question."""
@@ -110,8 +110,8 @@ class AnswerRequest(Frozen):
 
 
 def latest(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Return the last messages of a conversation, at most as many as a request's history may
-    have.
+    """Return the last messages of a conversation: as many as the history of a request may have
+    (`MAX_HISTORY` messages, `MAX_HISTORY_CHARS` characters).
     """
     chars = 0
     first = len(messages)
@@ -139,8 +139,9 @@ _GRAVITY: dict[type[UpstreamError], int] = {
     UpstreamProtocolError: 1,
     MalformedOutput: 2,
 }
-"""Ranks of error classes. If several errors have occurred, the one with the lowest rank is reported
-to the client. Other classes, such as refusals, have rank 0, because a later retry would not help.
+"""Ranks of error classes. If several errors have occurred, the client gets the error with the
+lowest rank. Classes that are not listed, such as refusals, have rank 0: for them, a later retry
+would not help.
 """
 
 
@@ -188,15 +189,15 @@ class Gateway(Frozen, kw_only=True):
     ) -> Run:
         """Answer a question and return the stored run, whose result is a `Trajectory`.
 
-        `asked`: the question, alone or with the options of a request. A question with a history is
-        first rewritten so that it can be understood without the history. If that is impossible, the
-        run's answer is a question to the user, and the run's outcome is `clarify`.
+        `asked`: the question as a string, or a request with further options. A question with a
+        history is first rewritten so that it can be understood without the history. If that is
+        impossible, the run's answer is a question to the user, and the run's outcome is `clarify`.
 
-        `on_event`: called with each event of the run. `streamed`: whether events pass on the answer
-        while it is being written. Raises `BadRequest` for an invalid question, history, style or
-        option, `BadConfig` for a topology that is not configured, and `UpstreamError` if there is
-        no answer because a model or the retrieval failed. Also raises the errors of
-        `RunLifecycle.open`.
+        `on_event`: called with each event of the run. `streamed`: True to also emit the parts of
+        the answer as events while it is being written. Raises `BadRequest` for an invalid question,
+        history, style or option, `BadConfig` for a topology that is not configured, and
+        `UpstreamError` if there is no answer because a model or the retrieval failed. Also raises
+        the errors of `RunLifecycle.open`.
         """
         request = AnswerRequest(asked) if isinstance(asked, str) else asked
         request, options = await self.lifecycle.resumed("answer", request, options)
@@ -273,8 +274,8 @@ class Gateway(Frozen, kw_only=True):
         *,
         named: bool = True,
     ) -> bool:
-        """Return whether a question has words outside of the vocabulary. If so, put `ended` into
-        `draft`, with an answer that names these words. `named`: whether a question without any name
+        """Return True if a question has words outside of the vocabulary. Then put `ended` into
+        `draft`, with an answer that lists these words. `named`: True if a question without any name
         is out of scope too.
         """
         outside = self.vocabulary.outside(question, named=named) if self.vocabulary else []
@@ -434,8 +435,8 @@ class Gateway(Frozen, kw_only=True):
 
 
 def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamError | None:
-    """Return the error because of which a run has no answer. Return None if the run has an answer,
-    or if it searched without errors and found nothing.
+    """Return the error that kept a run from finding an answer. Return None if the run has an
+    answer, or if it searched without errors and found nothing.
     """
     unanswered = trajectory.answer in (NOT_FOUND, NOT_SEARCHED)
     if not unanswered or trajectory.outcome not in ("not_found", "no_search"):
@@ -454,7 +455,7 @@ def _answer_failure(trajectory: Trajectory, context: RunContext) -> UpstreamErro
 
 
 def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
-    """Return the error because of which a table has no rows. Return None if the request contained
+    """Return the error that kept a table from getting rows. Return None if the request contained
     rows, or if at least one execution did not fail.
     """
     if run.given or any(not execution.failed for execution in run.executions):
@@ -463,7 +464,7 @@ def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
 
 
 def _most_lasting(errors: Iterable[UpstreamError]) -> UpstreamError | None:
-    """Return the error that is the least likely to disappear by itself; None if there are none."""
+    """Return the error that a retry is the least likely to remove; None if there is no error."""
     return min(errors, key=lambda error: _GRAVITY.get(type(error), 0), default=None)
 
 

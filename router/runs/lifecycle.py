@@ -1,4 +1,4 @@
-"""The lifecycle of a run: it is recorded in the log before anything is spent, and stored before its
+"""Lifecycle of runs. A run is recorded in the log before it spends anything, and stored before its
 result is returned.
 """
 
@@ -113,7 +113,7 @@ class OpenRun:
 
     context: RunContext
     start: RunStart
-    """The record of the run's beginning."""
+    """The run's identifier, tenant, request and other values that are known when it begins."""
     live: LiveRun
     private: bool
     """True if the run is stored without its texts."""
@@ -169,9 +169,9 @@ class RunLifecycle:
     admission: Admission = field(default_factory=Admission)
     observer: Observer = field(default_factory=Observers)
     conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
-    """Returns further values, by name, that determine the results of a run in a scope, such as the
-    identifier of the index. A run can be resumed only while these values are the same. Raises
-    `NotFound` for an index that does not exist.
+    """Function that takes a scope and returns named values, such as the identifier of the index.
+    The results of a run in this scope depend on them, so an interrupted run can be resumed only if
+    they are still the same. Raises `NotFound` for an index that does not exist.
     """
 
     @asynccontextmanager
@@ -307,7 +307,9 @@ class RunLifecycle:
         live: LiveRun,
         deadline: float,
     ) -> OpenRun:
-        """Return the open run, with a ledger and with the deadlines of its searches and its end."""
+        """Return the open run, with a new ledger, and with deadlines for its searches and for its
+        answer.
+        """
         if began.resumed:  # `start.resumes` is empty if a repeated `request_id` resumes the run
             start = replace(start, resumes=began.resumed.start.id)
         ledger = Ledger(
@@ -386,8 +388,9 @@ class RunLifecycle:
         self, run: OpenRun, ends_at: float, advice: str
     ) -> AsyncIterator[None]:
         """Store the run when the context is left, whether its work succeeded or failed. Waits for
-        the store until `ends_at`; after that, raises the error of the work, or `OutOfTime` if there
-        is none. `advice`: advice for the error message that the deadline has passed.
+        the store until `ends_at`, a time of the event loop. After that, raises the error of the
+        work, or `OutOfTime` if the work succeeded. `advice`: advice in the message of `OutOfTime`,
+        such as to pass a longer timeout.
         """
         try:
             async with asyncio.timeout_at(run.context.deadline):

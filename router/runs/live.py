@@ -16,10 +16,11 @@ _log = structlog.get_logger("gateway")
 
 Value = TypeVar("Value")
 _LARGE = 1000
-"""If a run has more events than this, `free_slowly` frees them."""
+"""If a run has more events than this, their memory is freed in small steps (`free_slowly`), so that
+the event loop is not blocked.
+"""
 _USED_S = 60.0
-"""Seconds after the end of a run after which its events are freed. Watchers should have finished
-reading them by then.
+"""Seconds from the end of a run until its events are freed. Watchers should have read them by then.
 """
 
 
@@ -48,7 +49,8 @@ class LiveRun:
         """
         self._task = task
         self._reason: RolegateError | None = None
-        """The error that the request of a cancelled run raises; None if `cancel` was not called."""
+        """The error with which the run's request ends after `cancel` was called; None before that.
+        """
         self._ending: asyncio.Future[Any] | None = None
         self._news: asyncio.Event | None = None
         """Set when the next event arrives or the run ends; None while no request watches the
@@ -113,9 +115,9 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` when the run is over. If `until_ended` has timed out and its coroutine still
-        stores the run in the background, this is when the coroutine is done; otherwise it is
-        immediately.
+        """Call `call` when the run is over. If `until_ended` has timed out, and its coroutine is
+        still storing the run in the background, `call` is called when the coroutine is done;
+        otherwise immediately.
         """
 
         def ended(ending: asyncio.Future[Any]) -> None:
@@ -170,7 +172,7 @@ class LiveRuns:
         task = asyncio.current_task()
         assert task is not None
         live = self._runs[run_id] = LiveRun(run_id, tenant, task, on_event)
-        if self._stopping:  # its request was waiting when the others were interrupted
+        if self._stopping:  # the request was in the queue when the other runs were interrupted
             live.cancel(RunInterrupted.of(run_id))
         try:
             yield live

@@ -62,13 +62,13 @@ def _each(name: str) -> Callable[..., None]:
 
 
 class Observers:
-    """An observer that passes every call to all of its observers. There may be none."""
+    """An observer that passes every call on to any number of other observers."""
 
     def __init__(self, *observers: Observer) -> None:
         self.all = observers
 
     def __bool__(self) -> bool:
-        """Return whether there is any observer."""
+        """Return True if there is an observer."""
         return bool(self.all)
 
     request_began = _each("request_began")

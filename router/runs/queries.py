@@ -26,7 +26,9 @@ _LARGE = 200
 _KEPT_S = 30.0
 """Seconds that an ended run stays in the cache."""
 _USED_S = 60.0
-"""Seconds for which requests may still use a run after `_KEPT_S`; then its memory is freed."""
+"""Seconds after a run has left the cache, for which requests may still use it. Then the memory of
+the run is freed.
+"""
 
 _PROGRESS_S = 2.0
 """Max seconds to wait for the progress of a run from the gateway that works on it."""
@@ -60,8 +62,8 @@ class Runs:
         """A lock for each run that is being loaded, so that concurrent readers load it once."""
 
     async def get(self, run_id: str, identity: Identity) -> Run:
-        """Return a run; if it is under way, with its events and calls so far. If another gateway
-        works on it, the events and calls of the last half second may be missing, or all of them if
+        """Return a run. A run under way has the events and calls so far. If another gateway is
+        running it, the events and calls of the last half second may be missing, or all of them if
         that gateway does not answer. Raises `NotFound` if there is no such run, or if the caller
         may not see it.
         """
@@ -203,7 +205,9 @@ class Runs:
 
 
 def _own(wanted: RunFilter, identity: Identity) -> RunFilter | None:
-    """Return the filter, restricted to runs that the caller may see; None if there can be none."""
+    """Return the filter, restricted to runs that the caller may see; None if the caller may see no
+    run that matches it.
+    """
     if wanted.tenant is not None and not identity.sees(wanted.tenant):
         return None
     return replace(wanted, tenant=identity.tenant or wanted.tenant)

@@ -1,5 +1,6 @@
-"""Check whether an answer is supported, that is, whether its names and numbers occur in evidence
-that is in retrieved passages; and find the citations that support each of its sentences.
+"""Support of answers. An answer is supported if its names and numbers occur in evidence that
+retrieved passages contain. The functions here check that, and find the citations that support each
+sentence of an answer.
 """
 
 import re
@@ -18,16 +19,16 @@ from router.trace.table import Column
 
 T = TypeVar("T")
 _SHORT = 4_000
-"""Max size, as returned by `_read_chars`, of a result that is checked on the event loop. Such a
-check takes some milliseconds, which is less than the detour through a worker thread takes.
+"""Results up to this size, in characters as counted by `_read_chars`, are checked on the event
+loop. The check takes some milliseconds. Passing the work to a worker thread would take longer.
 """
 _SHORT_WORDS = 4
 """In an answer of at most this many words, every word is checked. In a longer answer, only names,
 numbers, and words of scripts without spaces are checked.
 """
 _STRANGE_SHARE = 0.25
-"""If this share of an answer's words, or more, is checked and does not occur in the evidence, the
-answer is unsupported. It is also unsupported if a single name or number does not occur.
+"""Share of an answer's words, from 0 to 1. If at least this share is checked and does not occur in
+the evidence, the answer is unsupported. A single such name or number also makes it unsupported.
 """
 _DATE = Column("", "date")
 _NUMBER = Column("", "number")
@@ -35,7 +36,9 @@ _FIGURE = re.compile(
     r"\d|(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec|[mb]illion|thousand)", re.IGNORECASE
 )
 _MARKED = re.compile(r"(?<![\w)])[-−–]\d|\d/\d|\d ?%|[$€£¥]")
-"""Matches a number with a sign, a unit or several parts, which folded words do not contain."""
+"""Matches a number with a minus sign, a fraction, a percent sign or a currency sign. Folding
+removes these signs, so such numbers are looked up in the text as it is written.
+"""
 _AROUND = ".,;:!?()[]\"'"
 _SIGNED = re.compile(r"(?<![\w)])[-−–]\d|(?<![\d/])\d{1,2}/\d+(?![\d/])")
 """Matches a number with a sign, or a fraction; neither is a date."""
@@ -57,18 +60,18 @@ _PLAIN_WORDS = frozenset(
 """Words that need no support: verdicts such as "yes", and function words."""
 _PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
 MAX_CITATIONS = 500
-"""Max citations of a run that are searched for the support of its answer."""
+"""Only this many citations of a run, the first ones, are searched for support of its answer."""
 _MAX_SENTENCES = 100
 """Max sentences into which an answer is split; the last one contains the rest of the answer."""
 
 
 class AnswerSentence(Frozen):
-    """A sentence of an answer, with the citations that support it. Positions are in characters."""
+    """A sentence of an answer, with the citations that support the sentence."""
 
     start_char: int
-    """Position of its first character in the answer."""
+    """Position of the sentence's first character in the answer, counted from 0."""
     end_char: int
-    """Position after its last character."""
+    """Position after the sentence's last character."""
     supported: bool
     """False if the sentence has names or numbers that no cited evidence contains."""
     citation_indexes: tuple[int, ...] = ()
@@ -88,9 +91,9 @@ async def unblocked(result: Trajectory | Execution, work: Callable[..., T], *arg
 
 
 def _read_chars(result: Trajectory | Execution) -> int:
-    """Return how much text a check of `result` compares, in characters: the passages that the
-    executors were shown, and four times the answer and the evidence. Executors of managers are
-    included.
+    """Return the size of `result` as an estimate of the time for a check: the characters of the
+    passages that executors were shown, plus four times the characters of the answer and the
+    evidence. Executors of managers are included.
     """
     if isinstance(result, Trajectory):
         return 4 * len(result.answer) + sum(map(_read_chars, result.executions))
@@ -117,7 +120,7 @@ def grounds_of(
 
 
 def is_supported(question: str, trajectory: Trajectory) -> bool:
-    """Return whether the names and numbers of the trajectory's answer occur in the question, or in
+    """Return True if the names and numbers of the trajectory's answer occur in the question, or in
     evidence that a retrieved passage contains. If the answer is a paragraph, each sentence is
     checked separately.
 
@@ -133,9 +136,9 @@ def is_supported(question: str, trajectory: Trajectory) -> bool:
 def answer_sentences(
     question: str, trajectory: Trajectory, grounds: Mapping[Citation, Iterable[str]]
 ) -> list[AnswerSentence]:
-    """Return the sentences of an answer. Each says whether it is supported (see `is_supported`),
-    and by which citations of `grounds`. Only a paragraph is split; any other answer is one
-    sentence.
+    """Return the sentences of an answer. Each has a flag, True if it is supported (see
+    `is_supported`), and the positions of the citations in `grounds` that support it. Only a
+    paragraph is split; any other answer is one sentence.
 
     The list is empty for an answer that states nothing, such as a question to the user.
     """
@@ -152,8 +155,8 @@ def answer_sentences(
 
 
 def _spans(trajectory: Trajectory) -> list[tuple[int, int]]:
-    """Return the start and end, in characters, of each part of an answer that is checked: of each
-    sentence of a paragraph, or else of the whole answer.
+    """Return the spans of an answer that are checked separately, as pairs of start and end in
+    characters: one span for each sentence of a paragraph, or one for the whole answer.
     """
     answer = trajectory.answer
     spans = sentence_spans(answer)

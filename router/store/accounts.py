@@ -16,8 +16,8 @@ from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, WARNINGS, struct
 _LOCK = 2
 """Number of the database lock (see `migration.lock`) for writing the audit log and warnings."""
 _LONGEST_TARGET = 200
-"""Max characters of an administrative act's target in the audit log. The rest is cut off, because a
-refused request may name a target of any length.
+"""Max characters of `target` in the audit log. A longer target is cut off: a refused request may
+name one of any length.
 """
 
 
@@ -109,9 +109,10 @@ class SQLAccounts(Frozen):
     async def claim_warnings(
         self, uses: Sequence[QuotaUse], since: float
     ) -> list[tuple[QuotaUse, bool]]:
-        """Return the uses of quotas about which the caller must warn now, and record the attempt.
-        Each is a pair with True if no gateway has tried to warn about it before. A warning that was
-        not `delivered` is due again if the last attempt was before `since`, a Unix time.
+        """Return the entries of `uses` for which a warning is due now, and record an attempt to
+        send each warning. Each entry is paired with a bool: True if no gateway has made an attempt
+        before. Until `delivered` is called for a warning, it is due again if the last attempt was
+        before `since`, a Unix time.
         """
 
         def claim(connection: Connection) -> list[tuple[QuotaUse, bool]]:
@@ -119,8 +120,8 @@ class SQLAccounts(Frozen):
             current = WARNINGS.c.period.in_({use.period for use in uses})
             known = connection.execute(select(WARNINGS).where(current))
             tried = {tuple(key): tried_at for *key, _, tried_at in known}
-            # A new warning counts as tried at time 1, so it is due. A delivered one has no time, so
-            # it is not due.
+            # A new warning counts as tried at time 1, so it is due. The time of a delivered warning
+            # is None, which counts as `since`, so it is not due.
             due = [use for use in uses if (tried.get(use.key, 1.0) or since) < since]
             _put_warnings(connection, due, time.time())
             return [(use, use.key not in tried) for use in due]
@@ -133,8 +134,8 @@ class SQLAccounts(Frozen):
 
 
 def note(connection: Connection) -> None:
-    """Write the administrative act of the current task (`ACT`) to the audit log, if there is one. A
-    lock keeps other transactions from choosing the same number.
+    """If the current task carries out an administrative act (`ACT`), write the act to the audit
+    log. A lock keeps other transactions from choosing the same event number.
     """
     if act := ACT.get():
         lock(connection, _LOCK)

@@ -78,8 +78,9 @@ _LISTED = (
 )
 _POSITION = tuple_(RUNS.c.started_at, RUNS.c.run_id)
 """Sort key of runs: the start time, and the identifier for runs with equal times."""
-# The latest verdict on each run. A subquery for each run would have such a high estimated cost that
-# PostgreSQL would spend seconds on JIT compilation.
+# Selects the latest verdict on each run; `good` is True if it says that the answer is right. This
+# is one query with a window function. For a subquery per run, PostgreSQL would estimate such a high
+# cost that it would spend seconds on JIT compilation.
 _VERDICTS = text("""
 SELECT DISTINCT run_id, first_value(coalesce(accepted, score >= 0.5))
     OVER (PARTITION BY run_id ORDER BY given_at DESC) AS good
@@ -106,18 +107,19 @@ class SQLArchive(Frozen):
 
     database: Database
     calls: Callable[[str], tuple[Call, ...] | None] = lambda _run_id: None
-    """Function that returns the ended calls of a run, by its identifier. It returns None unless
-    this gateway is running the run.
+    """Function that takes a run's identifier and returns the run's ended calls. It returns None if
+    this gateway is not running the run.
     """
     searched: int = 5_000
-    """Max number of runs that are read for one page of a list, if the filter has a condition for
-    which the database has no index. Such a page may contain few runs although there is a next page.
+    """Max number of runs that the database reads for one page of a list, if no index supports a
+    condition of the filter. Such a page may contain few runs although there is a next page.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
-        """Return a run. If this gateway is running the run, it has the calls that have ended so
-        far. If another gateway is running it, it has no calls. `tenant`: the tenant that the run
-        must belong to; None for any. Raises `NotFound`, also if the run belongs to another tenant.
+        """Return a run. If this gateway is running it, the result contains the calls that have
+        ended so far. If another gateway is running it, the result contains no calls. `tenant`: the
+        tenant that must own the run; None for any. Raises `NotFound`, also for a run of another
+        tenant.
         """
         # Read immediately, even if the database is behind the log: the row of a running run does
         # not change.
@@ -156,10 +158,11 @@ class SQLArchive(Frozen):
             after = last.started_at, last.id
 
     async def add_feedback(self, feedback: Feedback) -> str:
-        """Store feedback on a run, and return the feedback's identifier. The texts of the feedback
-        are not stored if the run's tenant has `redact`.
+        """Store feedback on a run, and return the feedback's identifier. If the run's tenant has
+        the setting `redact`, the texts of the feedback are not stored.
 
-        Raises `NotFound`, and `BadRequest` if the run has `MAX_A_RUN` entries of feedback already.
+        Raises `NotFound` if there is no such run, and `BadRequest` if the run already has
+        `MAX_A_RUN` entries of feedback.
         """
         feedback_id = f"feedback-{secrets.token_hex(8)}"
         await self.database.write(_add_feedback, feedback, feedback_id)
@@ -172,8 +175,8 @@ class SQLArchive(Frozen):
         return feedback.get(run_id, ())
 
     async def request_cancel(self, run_id: str) -> None:
-        """Request the cancellation of a run. The gateway that is running it checks for requests,
-        and then cancels it. No effect on a run that has ended.
+        """Request the cancellation of a run. The run's gateway regularly checks for such requests,
+        and then cancels the run. No effect on a run that has ended.
         """
         running = RUNS.update().where(RUNS.c.run_id == storable(run_id), RUNS.c.status == "running")
         await self.database.write(
@@ -251,8 +254,8 @@ def _piece(
 
 
 def _add_feedback(connection: Connection, feedback: Feedback, feedback_id: str) -> None:
-    # Lock the run's row, so that concurrent requests in all gateways wait, and then count the entry
-    # that is added here.
+    # Lock the run's row: transactions of other gateways that add feedback to the run must wait, and
+    # then count the entry that is added here.
     visible = _visible(feedback.run_id, feedback.tenant)
     owner = connection.scalar(select(RUNS.c.tenant).where(*visible).with_for_update())
     if owner is None:
@@ -296,8 +299,8 @@ def _not_found(run_id: str) -> NotFound:
     return NotFound(f"run_id {run_id!r}: no such run is stored here; check the identifier.")
 
 
-# Conditions are cached: pages repeat the same few filters, and building the conditions takes longer
-# than reading the runs.
+# Conditions are cached: clients repeat the same few filters, and building the conditions takes
+# longer than reading the runs.
 @lru_cache(maxsize=256)
 def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
     columns = RUNS.c
@@ -314,7 +317,7 @@ def _conditions(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 
 def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions of a filter for which the database has an index."""
+    """Return the conditions of a filter that an index of the database supports."""
     columns = RUNS.c
     conditions = (
         (wanted.tenant is not None, columns.tenant == storable(wanted.tenant or "")),
@@ -327,8 +330,8 @@ def _indexed(wanted: RunFilter) -> list[ColumnElement[bool]]:
 
 @lru_cache(maxsize=256)
 def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
-    """Return the conditions of a filter for which the database has no index, so that it must read
-    rows to check them.
+    """Return the conditions of a filter that no index supports. To check them, the database must
+    read the rows.
     """
     columns = RUNS.c
     words = storable(wanted.text)
@@ -341,8 +344,8 @@ def _search(wanted: RunFilter) -> list[ColumnElement[bool]]:
     verdict: ColumnElement[bool] = true()
     if wanted.feedback != "any":
         verdict = accepted == (true() if wanted.feedback == "right" else false())
-    # The concatenation keeps the database from using the index on the status, which only helps for
-    # the status `running`: all other statuses have too many runs.
+    # The concatenation keeps the database from using the index on the status. The index only helps
+    # for the status `running`: all other statuses have too many runs.
     status = columns.status.concat("")
     conditions = (
         (bool(words), in_request | in_answer),
@@ -375,8 +378,8 @@ def _token(*position: object) -> str:
 
 
 def _place(page: str) -> tuple[float, str]:
-    """Return the start time and identifier of the last run of the previous page, which the page
-    token `page` encodes. Raises `BadRequest` if the token is invalid.
+    """Decode the page token `page`. Return the start time (Unix time) and the identifier of the
+    last run on the previous page. Raises `BadRequest` if the token is invalid.
     """
     try:
         started_at, run_id = msgspec.msgpack.decode(
@@ -415,11 +418,12 @@ _LEAST = -(1 << 31)
 def publish(
     connection: Connection, run_ids: Sequence[str], happened: Callable[[str], Progress]
 ) -> list[str]:
-    """Write the progress of those runs in `run_ids` that clients of another gateway watch, and
-    delete the progress of ended runs. Return the identifiers of the runs in `run_ids` whose
+    """Write the progress of this gateway's runs to the database, as far as clients watch them at
+    another gateway. Delete the progress of ended runs. Return the identifiers of the runs whose
     cancellation is requested.
 
-    `happened`: function that returns all events and ended calls of a run, by its identifier.
+    `run_ids`: runs that this gateway is running. `happened`: function that takes a run's identifier
+    and returns all events and ended calls of the run.
     """
     requests = connection.execute(_REQUESTS, {"run_ids": run_ids}).all()
     for run_id, _, last_call, last_event in requests:
@@ -455,7 +459,7 @@ def _progress(connection: Connection, run_id: str, after: int) -> Progress | Non
 
 async def delete_old(database: Database, keep_days: float) -> None:
     """Delete ended runs that started more than `keep_days` days ago, with their calls, feedback and
-    trials.
+    trials of executor versions.
 
     Raises `StoreFailed`.
     """

@@ -1,8 +1,8 @@
-"""Check of a database: whether its tables and rows are complete, and whether the trace of each run
-agrees with the run's rows.
+"""Check of a database. It finds missing tables and rows, and runs whose trace differs from their
+rows in `runs` and `calls`.
 
-Everything is read in one snapshot, so a gateway may write meanwhile. The sums of calls are not
-checked, because they are always written in one transaction with the calls.
+Everything is read in one snapshot, so a gateway may write during the check. The hourly sums of
+calls are not checked, because they are always written in one transaction with the calls.
 """
 
 from collections import defaultdict
@@ -22,7 +22,7 @@ _PIECE = 100
 """Number of runs that are read in one query."""
 _OF_RUN = "id", "tenant", "kind", "status", "started_at", "duration_s"
 Progress = Callable[[int, int], None]
-"""A function that is called with the number of runs checked so far, and the number of all runs."""
+"""A function that takes the number of runs checked so far, and the number of all runs."""
 
 
 class Problem(Frozen):

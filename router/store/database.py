@@ -45,8 +45,8 @@ _OWNER_ALONE = 0o600
 questions and answers.
 """
 COPY = "copy"
-"""Name of a row that `Database.copy` adds to the table `logs` of the copied database. The row has
-the position in the log up to which the copy contains all changes.
+"""Name of the row that `Database.copy` adds to the table `logs` of a copy. The row contains a
+position in the log: the copy has all changes up to this position.
 """
 _ON_DISK = "PRAGMA synchronous=FULL"
 _NOTED = "PRAGMA synchronous=NORMAL"
@@ -78,8 +78,9 @@ def _files_of(engine: Engine) -> tuple[Path, ...]:
 
 
 def _cannot_open(url: str, error: Exception, named: str = "server.store") -> BadConfig:
-    """Return the error for a store that cannot be opened, without the password in `url`. `named`:
-    the config key of the store, or another name for it.
+    """Return the error for a store that cannot be opened. Its message does not contain the password
+    in `url`. `named`: config key of the store, or a description of it, as the beginning of the
+    message.
     """
     try:
         address = make_url(url)
@@ -101,7 +102,7 @@ def _cannot_open(url: str, error: Exception, named: str = "server.store") -> Bad
 @contextmanager
 def engine_for_once(url: str, named: str = "server.store") -> Iterator[Engine]:
     """Yield an engine for `url`, and dispose of it on exit. SQLAlchemy's errors in the body of the
-    `with` statement are raised as `BadConfig`, whose text begins with `named`.
+    `with` statement are raised as `BadConfig`, with a message that begins with `named`.
     """
     engine = engine_of(url)
     try:
@@ -176,9 +177,9 @@ def _begin(connection: Connection) -> None:
 
 
 def _keep_journal(connection: Connection) -> None:
-    """Switch a SQLite database to WAL mode, which is permanent, and create the files of this mode.
+    """Switch a SQLite database permanently to WAL mode, and create the files `-wal` and `-shm`.
 
-    SQLite ignores `busy_timeout` for the switch, and fails while another process writes to a new
+    For the switch, SQLite ignores `busy_timeout`: it fails if another process is writing to the
     file. So the switch is repeated for up to `_WAIT_S` seconds.
     """
     driver = connection.connection.dbapi_connection
@@ -211,8 +212,8 @@ def default_log(file: Path) -> Path:
 
 
 def store_problem(url: str) -> str | None:
-    """Return the reason why a database cannot be used, such as tables of another release. Return
-    None if it can be used; it may be empty. Creates nothing. Blocks while it connects.
+    """Return the reason why this release cannot use a database, such as tables of another release;
+    None if it can. An empty database can be used. Creates nothing. Blocks while it connects.
     """
     try:
         with engine_for_once(url) as engine, engine.connect() as connection:
@@ -258,7 +259,7 @@ class Database:
     @classmethod
     async def open(cls, url: str, release: Release = THIS) -> "Database":
         """Connect to a database. Create the tables if it is empty. If an earlier release created
-        them, apply only the revisions after which that release can still use the database (see
+        the tables, apply only the schema changes that this earlier release can work with (see
         `migration.py`). Raises `BadConfig` if the database cannot be opened, or if another program
         or an incompatible release created it, and `ImportError` if its driver is not installed.
         """
@@ -287,7 +288,8 @@ class Database:
         """Run `query` in a transaction and return its result. Raises `StoreFailed`.
 
         `args`: further arguments of `query`. `behind`: True to read immediately, even if the
-        database is behind the log; False to wait until all acknowledged runs are in the database.
+        database lacks runs that are in the log; False to wait until it has all runs that were
+        acknowledged to clients.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -375,8 +377,8 @@ class Database:
 
     def _see_files(self) -> None:
         """Raise `StoreFailed` if a file of the database was deleted or replaced since it was
-        opened. SQLite itself would continue to use the deleted file. A replaced file is recognised
-        by its inode: it must differ from the inode of the old file, which is still open.
+        opened. SQLite itself would continue to use the deleted file. A new file at the same path
+        has another inode: the old inode is not free, because the old file is still open.
         """
         if not self._lost and (
             missing := [file for file, known in self._files.items() if identity(file) != known]
@@ -442,8 +444,8 @@ def _opened(url: str, release: Release) -> Engine:
 
 
 def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
-    """Apply all revisions that a database lacks, even those after which earlier releases cannot use
-    it any more (see `migration.py`). Return the revisions.
+    """Apply all schema changes (revisions) that a database lacks, even if earlier releases cannot
+    use the database afterwards (see `migration.py`). Return the revisions.
 
     `check`: True to return the revisions without applying them. Blocks. Raises `BadConfig`.
     """
@@ -460,7 +462,7 @@ def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
 
 
 def unwritable(error: BaseException) -> bool:
-    """Return whether a transaction failed because of its data, so that it would fail again."""
+    """Return True if a transaction failed because of its data. It would fail again."""
     return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 
 

@@ -78,14 +78,14 @@ class Follower:
         self._hurry = asyncio.Event()
         self._written = asyncio.Condition()
         self._refused = set[str]()
-        """Identifiers of runs whose answers must not be delivered, because another gateway has
-        closed the run, or because the database refuses its data.
+        """Identifiers of runs whose answers must not be delivered: another gateway has closed the
+        run, or the database refuses the run's data.
         """
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
-        """Queue a change whose record was just written to the log. `ended`: the run, if it has
-        ended. `forgotten`: True if the run is undone, because it never began. Otherwise the run has
-        begun.
+        """Queue a change of a run. Its record must be in the log already. `ended`: the complete
+        run, if the change is its end. `forgotten`: True if the change undoes the run, because it
+        never began. Without both, the change is the beginning of the run.
         """
         self._changes.append(
             Change(
@@ -101,7 +101,7 @@ class Follower:
         self._news.set()
 
     def has(self, place: Position) -> bool:
-        """Return whether the database has all changes before a position in the log."""
+        """Return True if the database has all changes up to the position `place` in the log."""
         return not self._changes or self._changes[0].position > place
 
     @property
@@ -113,7 +113,7 @@ class Follower:
 
     @property
     def behind(self) -> bool:
-        """True if so much of the log is not in the database that no run may begin."""
+        """True if the database lacks too large a part of the log. Then no run may begin."""
         end = self._log.end
         first = self._changes[0].position if self._changes else end
         return end.segment > first.segment + 1 or end.offset - first.offset > _BACKLOG
@@ -137,7 +137,7 @@ class Follower:
     async def committed(self, run_id: str) -> None:
         """Wait until the end of a run is in the shared database. Raises `StoreFailed` if that takes
         too long, or if the run's answer must not be delivered, because another gateway has closed
-        the run or the database refuses it.
+        the run or the database refuses the run's data.
         """
         await self.caught_up()
         if run_id in self._refused:
@@ -166,16 +166,17 @@ class Follower:
         """
         await self._follow()
 
-        # If no change is left, store a place in the segment after the last one. It means that no
-        # segment is needed any more, so `missing_segments` accepts an empty folder.
+        # If no change is left, store the start of the segment after the last one as the log's
+        # place. It shows that no existing segment is needed, so `missing_segments` accepts an empty
+        # folder.
         min_place = Position() if self._changes else Position(self._log.end.segment + 1)
         await self._keep_place(on_disk=True, min_place=min_place)
         return not self._changes
 
     async def delete_segments(self, needed: int) -> None:
         """Write the log's place to the database: the position up to which the database has all
-        changes. Then delete the log's segments with numbers below `needed`, unless the database
-        lacks changes of them on its disk. Raises `StoreFailed`.
+        changes. Then delete the log's segments with numbers below `needed`, but keep those with
+        changes that the database does not have on disk. Raises `StoreFailed`.
         """
         needed = min([needed, *(change.segment for change in self._changes)])
         obsolete = any(number_of(path) < needed for path in segments(self._log.folder))
@@ -187,9 +188,9 @@ class Follower:
         """Recover the log of a process that has ended: write its changes to the database, begin a
         new segment, and close the runs that have not ended as interrupted.
 
-        Return the interrupted runs in the log, without cancelled ones, and whether the whole log
-        could be read: False if a part of it is missing or damaged. Raises `StoreFailed`, and
-        `BadConfig` if the log cannot be read at all.
+        Return the interrupted runs in the log, without cancelled ones, and a bool, which is False
+        if a part of the log is missing or damaged. Raises `StoreFailed`, and `BadConfig` if the log
+        cannot be read at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
@@ -232,7 +233,7 @@ class Follower:
 
     async def read(self) -> Fold:
         """Read the whole log, and write the changes that the database lacks. Return the state of
-        the log's runs, which includes the runs that have not ended. Raises `StoreFailed`, and
+        the runs in the log, also of those that have not ended. Raises `StoreFailed`, and
         `BadConfig` if the log cannot be read.
         """
         place = await self._database.read(place_of, self.name)
@@ -274,9 +275,9 @@ class Follower:
             self._news.clear()
 
     def _ready(self, limit: int) -> list[Change]:
-        """Return the first queued changes that may be written, at most `limit`. The end of a run
-        may only be written when its record in the log is on disk, so that readers see nothing that
-        may be lost.
+        """Return the first queued changes, as far as they may be written now; at most `limit`. In a
+        database that is not shared, the end of a run may be written only when its record in the log
+        is on disk. So readers never see a run that a power cut can remove.
         """
 
         def ready(change: Change) -> bool:
@@ -289,9 +290,9 @@ class Follower:
             await self._write(changes[first : first + _MAX_BATCH])
 
     async def _write(self, batch: Sequence[Change]) -> None:
-        """Write changes in one transaction. If the database refuses the data of a change, each
-        change is written in its own transaction. The run whose data is refused is written as
-        failed, without its contents.
+        """Write changes in one transaction. If the database refuses the data, write each change in
+        its own transaction. A run with refused data is written as failed, without its result, calls
+        and events.
         """
         try:
             if self._commits:
@@ -343,8 +344,8 @@ async def missing_segments(database: Database, name: str, folder: Path) -> list[
 
 
 def own_log(database: Database, log_folder: str | None = None) -> RunLog:
-    """Open a log for a gateway of this database, and lock it. With PostgreSQL, that is the first
-    log that no other process has locked.
+    """Open and lock a log for a gateway of this database. With PostgreSQL, take the first log that
+    no other process has locked.
 
     `log_folder`: the folder of the log, or for PostgreSQL, the folder that contains the logs'
     folders; None for the database's `log_folder`. Raises `StoreInUse` and `StoreFailed`.
@@ -363,7 +364,7 @@ async def opened(
     log_folder: str | None = None,
 ) -> AsyncIterator[Database]:
     """Open a database for a command. First, make sure that a SQLite database has all runs that its
-    gateway has acknowledged: wait for the gateway, or if none runs, read its log here.
+    gateway has acknowledged: wait for the gateway, or read its log here if no gateway is running.
 
     `on_missing`: called with the numbers of missing segments of a SQLite database's log.
     `log_folder`: folder of that log; None for the database's `log_folder`. Raises `BadConfig`, and
@@ -386,8 +387,8 @@ async def opened(
 
 
 async def _followed(database: Database, folder: Path) -> None:
-    """Wait until a running gateway has written everything to the database that its log in `folder`
-    has now. Raises `StoreFailed` if that takes too long.
+    """Wait until a running gateway has written the present contents of its log in `folder` to the
+    database. Raises `StoreFailed` if that takes too long.
     """
 
     def changes() -> Iterator[Position]:

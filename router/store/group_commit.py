@@ -1,10 +1,11 @@
 """Group commit of a gateway that shares a PostgreSQL database with other gateways.
 
-Runs that want to begin, requests for leases (see `quotas.py`), and changes from the log wait until
-the previous transaction is committed. Then one transaction writes them all. It locks the rows in
-`spending` of all tenants and periods that it changes, always in the same order, so that gateways
-cannot deadlock. While it holds the locks, no other gateway can begin runs or take leases of these
-tenants. Under the locks, the transaction
+A lease is a part of a tenant's limit that one gateway may spend (see `quotas.py`). Runs that want
+to begin, requests for larger leases, and changes from the log wait until the previous transaction
+is committed. Then one transaction writes them all. It locks the rows in `spending` of all tenants
+and periods that it changes, always in the same order, so that gateways cannot deadlock. While it
+holds the locks, no other gateway can begin runs or take leases of these tenants. Under the locks,
+the transaction
 
 1. resizes leases: to the requested amounts plus something in advance, as far as the limits and the
    leases of other gateways allow;
@@ -12,8 +13,8 @@ tenants. Under the locks, the transaction
 3. begins runs, one after the other, within the limits on requests and on runs in flight.
 
 If the outcome of a transaction is unknown, it may have changed the leases. So after a failure, all
-leases are written again with the next commit. Until then, the gateway uses the smaller size of each
-lease: before or after that transaction.
+leases are written again with the next commit. Until then, the gateway assumes that each lease has
+the smaller of two sizes: its size before, and its size after the failed transaction.
 """
 
 import asyncio
@@ -74,8 +75,8 @@ class _Size(NamedTuple):
     """Size that serves at least one request: the used part of the lease, plus the smallest request.
     """
     wanted: int
-    """Size that serves all requests, and is not smaller than the current size. If a part of the
-    lease is given back, the size of the rest.
+    """Size that serves all requests, and is not smaller than the current size. If the gateway gives
+    back a part of the lease: the size that remains.
     """
     asked: int
     """Sum of all requests."""
@@ -85,8 +86,8 @@ class _Size(NamedTuple):
 
 _Sizes = dict[Period, tuple[_Size, ...]]
 _Leases = dict[Period, list[tuple[int, int]]]
-"""For each account and period, two pairs of the amount spent and the size of the lease: one in
-tokens, and one in billionths of a dollar.
+"""For each account and period, two pairs (amount spent, size of the lease). The first pair is in
+tokens, the second in billionths of a dollar.
 """
 
 
@@ -123,9 +124,9 @@ class GroupCommit:
         return bool(self._begins or self._wishes or self._idle)
 
     async def begin(self, start: RunStart, redact: bool) -> EarlierRun | None:
-        """Begin a run with the next commit. If its `request_id` belongs to an earlier run, the run
-        does not begin, and the earlier run is returned. `redact`: True if its texts must not be
-        stored.
+        """Begin a run with the next commit, and return None. If an earlier run of the tenant has
+        the same `request_id`, the new run does not begin, and the earlier run is returned.
+        `redact`: True if the texts of the run must not be stored.
 
         Raises `QuotaExhausted` and `StoreFailed`. After `StoreFailed` or a cancellation, the run
         may have begun in the database.
@@ -146,7 +147,7 @@ class GroupCommit:
 
     def give_back(self) -> None:
         """Give back unused parts of leases with the next commit: half of the free part of a lease,
-        or the whole lease if nothing of it is used.
+        or the whole lease if the gateway uses no part of it.
         """
         tallies = self._quotas.tallies.items()
         self._idle |= {key for key, tally in tallies if any(tally.free(of) > 0 for of in LIMITED)}
@@ -227,8 +228,8 @@ class GroupCommit:
         return outcomes, leases, closed
 
     def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
-        """Update the tallies in memory to the amounts spent and the leases that the database has
-        after the transaction.
+        """Update the tallies (sums in memory) after a transaction. They get the amounts spent and
+        the sizes of leases that are now in the database.
         """
         for key, pairs in leases.items():
             for of, (spent, lease) in zip(LIMITED, pairs, strict=True):
@@ -246,8 +247,8 @@ class GroupCommit:
             self.news.set()
 
     def _sizes(self, wishes: Sequence[_Wish]) -> _Sizes:
-        """Return the sizes that leases should get. Parts that will be given back are removed from
-        the tallies here, so they cannot be used any more, even before the transaction.
+        """Return the bounds for the new sizes of leases. Parts that will be given back are removed
+        from the tallies here, so that no call uses them before the transaction.
         """
         asked: dict[Period, list[Amount]] = defaultdict(list)
         for wish in wishes:

@@ -83,7 +83,8 @@ no gateway adds to them any more, even if the gateways' clocks differ.
 _LARGE = 500
 """If a run has more calls than this, its last record is encoded in a thread."""
 _request_key = attrgetter("tenant", "request_id", "fingerprint")
-"""Returns the fields of a `RunStart` that a request and its repetitions have in common."""
+"""Returns the fields of a `RunStart` that are equal for a request and a repetition of the request.
+"""
 
 
 class LogJournal:
@@ -142,9 +143,9 @@ class LogJournal:
         `log`: the log to write to; None for the log in its default folder. `on_cancel`: called with
         the identifier of a run whose cancellation was requested, maybe more than once. `on_health`:
         called regularly with the reason why runs cannot be written, or with None if they can be.
-        `find`: returns a run that this gateway is running, by its identifier. `keep_days`: runs are
-        deleted this many days after their start; None to keep all runs. Raises `BadConfig` and
-        `StoreFailed`.
+        `find`: takes an identifier, and returns the run if this gateway is running it. `keep_days`:
+        runs are deleted this many days after their start; None to keep all runs. Raises `BadConfig`
+        and `StoreFailed`.
         """
         log = log or own_log(database)
         journal = cls(
@@ -344,8 +345,9 @@ class LogJournal:
         return self._follower.lag_s
 
     async def quota_uses(self) -> list[QuotaUse]:
-        """Return how much of each quota the tenants have spent in the current day and month, in
-        ended runs of all gateways. Quotas of 0 are left out. Raises `StoreFailed`.
+        """Return the amount that is spent of each tenant's quotas in the current day and month.
+        Ended runs of all gateways count; runs under way do not. Quotas of 0 are left out. Raises
+        `StoreFailed`.
         """
         spent = await self._database.read(_spent)
         uses: list[QuotaUse] = []
@@ -375,7 +377,7 @@ class LogJournal:
     ) -> None:
         """Reserve `wanted` for a run in the quotas of its tenant, and write `record`. If `wanted`
         is for the answer, it replaces the amount that the run has reserved for its answer. `at`:
-        Unix time in the minute, day and month in which the amount counts.
+        Unix time. The amount counts in the minute, day and month that contain this time.
 
         Raises `BudgetExhausted` and `StoreFailed`; then nothing changes.
         """
@@ -448,8 +450,8 @@ class LogJournal:
             self._quotas.tallies[period].requests -= 1
 
     def _give_up_all(self) -> None:
-        """Cancel all runs. Called when another gateway has fenced this gateway, and so has closed
-        its runs in the database (see `members.py`).
+        """Cancel all runs of this gateway. Called when another gateway has taken this gateway for
+        dead, and has closed its runs in the database (see `members.py`).
         """
         for run in [*self._runs.values()]:
             closed = self._lost[run.start.id] = run.interrupted()
@@ -487,7 +489,7 @@ class LogJournal:
         await self._follower.delete_segments(min(needed, default=self._log.end.segment))
 
     def _forget_unfinished(self) -> None:
-        """Drop the interrupted runs that are too old to be resumed."""
+        """Drop interrupted runs that started too long ago to be resumed."""
         self._unfinished = {
             run_id: run
             for run_id, run in self._unfinished.items()

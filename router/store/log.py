@@ -10,12 +10,13 @@ Reading does not stop at the first damaged byte. The reader searches for the nex
 the bytes there as a frame if their checksum is right (CRC-32 over the frame, salt included, with 0
 in the place of the checksum). The salt is random and not shown to anybody, so text from outside
 does not contain it and cannot look like a frame. The bytes between two valid frames are a *hole*.
-The numbers of a run's records show whether one of its records is lost.
+The records of a run are numbered, so a missing number shows that a record is lost.
 
-A hole is damage only if its bytes had been synced to disk. So after each sync, a note is appended,
-which contains the byte up to which the segment is synced. The last frame of a finished segment
-contains the length of the segment before that frame. A hole before the synced byte is damage. A
-hole after it was never acknowledged: it is the rest of a write that a crash interrupted.
+A hole is damage only if its bytes had been synced to disk. So after each sync, a frame is appended
+that contains the number of bytes that are synced: a *sync note*. The last frame of a finished
+segment contains the length of the segment before that frame. A hole within the synced bytes is
+damage. A later hole is the rest of a write that a crash interrupted; the write was never
+acknowledged.
 """
 
 import asyncio
@@ -52,21 +53,23 @@ run that began in it is running or can be resumed.
 _STEP = 4 << 20
 """Number of bytes by which a segment's disk space is extended."""
 _ROOM_FOR_ENDS = 1 << 20
-"""Number of bytes after the last record that must be allocated before a run may begin, so that the
-running runs can be ended on a full disk.
+"""Bytes of disk space that must be allocated after the last record before a run may begin. The
+running runs need them to write their last records, even if the disk gets full.
 """
 _ROOM_FOR_AN_END = 48 << 10
-"""Further bytes that must be allocated then for each running run, and for the run that begins."""
+"""Bytes that must be allocated in addition to `_ROOM_FOR_ENDS`, for each running run and for the
+run that begins.
+"""
 _MIN_FREE = 64 << 20
 """Number of free bytes below which a disk counts as full."""
 _LAST = 1
-"""`LogFrame.number` of the last frame of a segment. The notes that are appended after each sync
-have the number 0. Both belong to no run (`NOBODY`).
+"""`LogFrame.number` of the last frame of a finished segment. A sync note has the number 0. In both
+frames, `LogFrame.run` is `NOBODY`, because they belong to no run.
 """
 _SEGMENT_NAME = re.compile(r"\d{8,18}-[0-9a-f]{8}\.log")
 _OWN_FILES = ("owner", "name")
 NOBODY = 0
-"""Value of `run` in frames that belong to no run: notes of syncs, and ends of segments."""
+"""`LogFrame.run` of frames that belong to no run: sync notes, and the last frames of segments."""
 
 
 class Position(NamedTuple):
@@ -80,7 +83,7 @@ class LogFrame(NamedTuple):
     """A frame that was read from the log."""
 
     run: int
-    """The run's key, see `records.run_key`."""
+    """Key of the run, a hash of its identifier (see `records.run_key`)."""
     number: int
     """Number of the record within its run."""
     payload: bytes
@@ -111,10 +114,11 @@ class Segment:
     segment, if there is one, is the last of them.
     """
     synced: int = 0
-    """Byte up to which the segment was synced to disk, so that a hole before it is damage."""
+    """Number of bytes at the start of the segment that were synced to disk. A hole there is damage.
+    """
     final_length: int = 0
-    """Length of the segment when the next segment was begun; 0 if it is the last segment, or if
-    the length is lost.
+    """Length of the segment in bytes when the next segment was begun; 0 if this is the last
+    segment, or if the length is lost.
     """
     unused_end: bool = False
     """True if only zeros follow the last frame. They are disk space that was allocated and not
@@ -161,8 +165,8 @@ def read_segment(path: Path) -> Segment:
 
 
 def give_back_room(segment: Segment) -> None:
-    """Truncate the unused end of a segment. Only the log's owner may call it, for segments of an
-    earlier owner.
+    """Truncate the unused end of a segment. Only the owner of the log may call it, and only for
+    segments that an earlier owner wrote.
     """
     if segment.unused_end:
         with suppress(OSError), segment.path.open("r+b", buffering=0) as file:
@@ -395,8 +399,8 @@ class RunLog:
 
     def synced(self) -> "asyncio.Future[None]":
         """Return a future that is done when everything written so far is on disk, except `later`
-        records whose write failed. Callers that wait for the same sync share it, and each waits for
-        a sync that begins after its call. The future raises `StoreFailed` if the sync fails.
+        records whose write failed. Several callers can share a sync, but never one that began
+        before their call. The future raises `StoreFailed` if the sync fails.
         """
         future = asyncio.Future[None]()
         if self.failed:
@@ -565,7 +569,7 @@ class RunLog:
 
     def _note_synced(self, position: Position) -> None:
         self.durable = position
-        # A finished segment needs no note: `read_all` takes a note in a later segment as proof.
+        # A finished segment needs no sync note: for `read_all`, a note in a later segment is proof.
         if not self.failed and position.segment == self._number:
             with suppress(StoreFailed):
                 self.append(NOBODY, 0, _SYNCED.pack(position.offset), later=True)
@@ -636,8 +640,8 @@ def read_all(folder: Path) -> Iterator[Segment]:
     """Read and yield the segments of a log, oldest first. A segment that the log's owner deletes
     meanwhile is left out. Raises `OSError`.
     """
-    # Segments that were read since the last one with a note of a sync. Such a note proves that the
-    # owner had synced all earlier segments.
+    # Segments for which no later segment with a sync note has been read yet. A sync note proves
+    # that the owner had synced all earlier segments.
     waiting: list[Segment] = []
     for path in segments(folder):
         try:

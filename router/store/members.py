@@ -1,5 +1,5 @@
 """Membership of the gateways that share a PostgreSQL database. Each member has a row in the table
-`gateways`, with a unique number, its epoch.
+`gateways`, with a unique number that is called its epoch.
 
 A gateway holds an advisory lock on its epoch, in a database session that it uses every second.
 PostgreSQL ends idle sessions, and so releases the lock of a gateway that was killed, stopped or
@@ -37,9 +37,9 @@ _GRACE_S = 5.0
 for this many seconds.
 """
 _BEGINS_S = _GRACE_S - 2.0
-"""Runs may begin only if this gateway has seen within this many seconds that it holds its lock."""
+"""Max seconds since this gateway last saw that it holds its lock. Afterwards, no run may begin."""
 _OPENS_S = _GRACE_S - 1.0
-"""Calls may be made only if this gateway has seen within this many seconds that it holds its lock.
+"""Max seconds since this gateway last saw that it holds its lock. Afterwards, no call may be made.
 """
 _PAST_S = 86400.0
 """This many seconds after its end, a minute, day or month is over for all gateways, even if their
@@ -58,8 +58,8 @@ _MEMBER = "SELECT FROM gateways WHERE epoch = %(epoch)s FOR SHARE"
 
 
 class Members:
-    """Membership of this gateway. It keeps this gateway's lock, and fences other gateways that have
-    lost theirs.
+    """Membership of this gateway in the group that shares a database. Keeps this gateway's lock,
+    and fences gateways without a lock: deletes their rows, and closes their runs.
     """
 
     def __init__(self, database: Database, log: str) -> None:
@@ -175,8 +175,9 @@ class Members:
         return bool(own)
 
     def _ask(self) -> dict[tuple[int, int], bool]:
-        """Return all members, as pairs of epoch and session number, and whether the member holds
-        its lock. Opens the session and takes this gateway's lock if needed.
+        """Return a dict with an entry for each member. The key is a pair of epoch and session
+        number; the value is True if the member holds its lock. Opens the session and takes this
+        gateway's lock if needed.
         """
         try:
             if self._session is None:
@@ -229,9 +230,9 @@ def _join(connection: Connection, log: str) -> int:
 
 def _fence(connection: Connection, epoch: int, session: int) -> None:
     """Delete the row of a gateway, and close its runs. The deletion waits until the gateway's
-    transactions have ended. Do nothing if the gateway has opened another session since `session`,
-    so that it is alive. The calls of the runs are in the gateway's log, and are written when the
-    log is read.
+    transactions have ended. Do nothing if the gateway has opened a newer session than `session`,
+    because it is alive then. The calls of the runs are in the gateway's log, and are written when
+    the log is read.
     """
     fenced = GATEWAYS.delete().where(GATEWAYS.c.epoch == epoch, GATEWAYS.c.session == session)
     log = connection.scalar(fenced.returning(GATEWAYS.c.log))

@@ -97,8 +97,9 @@ def prepare(
 
 
 def expansions(missing: Sequence[Step]) -> list[Step]:
-    """Return the first revisions in `missing`, which may be applied while gateways of earlier
-    releases run. Raises `BadConfig` if this release cannot work without the revisions after them.
+    """Return the revisions at the start of `missing` that expand the schema. They may be applied
+    while gateways of earlier releases run. Raises `BadConfig` if more such revisions follow after
+    one that contracts the schema: this release cannot work without them.
     """
     first = list(takewhile(lambda step: step.number is None, missing))
     if any(step.number is None for step in missing[len(first) :]):
@@ -174,7 +175,9 @@ def _since(revision: str, release: Release) -> list[Step] | None:
 
 
 def _stamp(connection: Connection, revision: str) -> None:
-    """Write the revision of a database that has none yet."""
+    """Record `revision` as the revision of a database, unless the database has recorded one
+    already.
+    """
     REVISIONS.create(connection, checkfirst=True)
     if connection.scalar(select(REVISIONS.c.version_num)) is None:
         connection.execute(REVISIONS.insert().values(version_num=revision))

@@ -225,7 +225,7 @@ def ended_calls(changes: Iterable[Change]) -> Iterator[Call]:
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
-    """Yield the accounts and periods of the rows in `spending` to which these changes add."""
+    """Yield the keys (account and period) of the rows in `spending` that these changes add to."""
     for change in changes:
         yield from counted(change.start)
         for call in change.run.calls if change.run else ():
@@ -233,7 +233,9 @@ def changed(changes: Sequence[Change]) -> Iterator[Period]:
 
 
 def place_of(connection: Connection, log: str) -> Position:
-    """Return the place of a log: the position up to which it was written to the database."""
+    """Return the place of a log: the database has all changes up to this position. Return the start
+    of the log if the database has no place for it.
+    """
     with closing(connection.connection.cursor()) as cursor:
         cursor.execute(_text(_PLACE, connection.dialect, ()), {"_log": log})
         row = cursor.fetchone()

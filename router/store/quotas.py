@@ -42,8 +42,8 @@ from router.trace.call import OpenedCall
 _MINUTE_S = 60
 _SOON_S = 1.0
 Period = tuple[str, str]
-"""An account, which is a tenant or `key ID`, and a minute such as 2026-11-21T13:00, a day such as
-2026-11-21 or a month such as 2026-11.
+"""Pair of an account and a period. The account is a tenant, or `key ID` for an API key. The period
+is a minute such as 2026-11-21T13:00, a day such as 2026-11-21, or a month such as 2026-11, in UTC.
 """
 Unit = Literal["minute", "day", "month"]
 _UNITS: dict[int, Unit] = {16: "minute", 10: "day", 7: "month"}
@@ -66,7 +66,7 @@ class Tally(msgspec.Struct):
     """Tokens that are reserved for calls in flight and for answers."""
     reserved_nano_usd: int = 0
     booked_tokens: int = 0
-    """The part of `tokens` that a shared database has; 0 if the database is not shared."""
+    """The part of `tokens` that is in the database already; 0 if the database is not shared."""
     booked_nano_usd: int = 0
     lease_end_tokens: int = 0
     """Max value that the lease allows for `tokens` plus `reserved_tokens`."""
@@ -119,7 +119,7 @@ class Quotas:
         """Number of running runs by tenant."""
 
     def limited(self, start: RunStart) -> bool:
-        """Return whether a quota limits the tokens or the money of a run. Then each model call must
+        """Return True if a quota limits the tokens or the money of a run. Then each model call must
         first reserve the most that it can spend.
         """
         limits = product(counted(start), LIMITED)
@@ -157,8 +157,7 @@ class Quotas:
 
         `at`: a Unix time within all `spans`. `run`: the run that the amount is for; None if it has
         not begun. `answers`: True if the amount is for the answer, so that it may use the amount
-        that the run has reserved for its answer. For other calls of the run, that reserve counts as
-        used up.
+        that the run has reserved for its answer. Other calls of the run cannot use that amount.
         """
         kept_in = periods(run.start.tenant, run.start.started_at) if run else []
         for span in spans:

@@ -115,7 +115,7 @@ class RecordedRun:
         self.start = begun.start
         self.redact = begun.redact
         self.key = run_key(begun.start.id)
-        """Number of the run in the log's frames, see `run_key`."""
+        """Key of the run in the log's frames: a hash of its identifier (see `run_key`)."""
         self.records = 1
         """Number of the run's records so far, including the lost ones in `gaps`."""
         self.gaps = 0
@@ -140,7 +140,9 @@ class RecordedRun:
 
     @property
     def chain(self) -> "Iterator[RecordedRun]":
-        """The run, then the run that it resumes, then the run which that one resumed, and so on."""
+        """Yields this run, then the interrupted run that it resumes, and so on, back to the first
+        run.
+        """
         yield self
         if self.before:
             yield from self.before.chain
@@ -180,9 +182,9 @@ class RecordedRun:
         return replace(self.turns.within(run), calls=calls, error=run.error or self.damage)
 
     def interrupted(self) -> Run:
-        """Return the complete run if it has no `RunEnded` record. Its status is `interrupted`, or
-        `cancelled` if its cancellation was requested. Calls that were in flight are charged the
-        most that they may have spent.
+        """Return the complete run, for a run without a `RunEnded` record. The status is
+        `interrupted`, or `cancelled` if a client requested the cancellation. Calls that were in
+        flight are charged the most that they may have spent.
         """
         calls = (*self.calls, *self.cut())
         begun = self.start.started_at
@@ -274,11 +276,13 @@ class Fold:
         self.running: dict[int, RecordedRun] = {}
         """Runs that have not ended, by key."""
         self.interrupted: dict[str, RecordedRun] = {}
-        """Runs that ended with the status `interrupted`, because their gateway ended before them,
-        by identifier.
+        """Runs with the status `interrupted`, by identifier. Their gateway stopped before they had
+        ended.
         """
         self._headless: dict[int, list[tuple[int, Record]]] = defaultdict(list)
-        """Records of runs whose `Begun` record is lost, with the records' numbers, by key."""
+        """Records of runs whose `Begun` record is lost, as pairs of number and record, by the run's
+        key.
+        """
 
     def apply(self, frame: LogFrame) -> Change | None:
         """Apply the next frame to its run. Return the change that must be written to the database;

@@ -121,8 +121,8 @@ RUNS = Table(
     Index("runs_by_status", "status", "tenant"),
 )
 RESERVED = {f"reserved_{name}": name for name in Amount.__struct_fields__}
-"""Columns that store `OpenedCall.reserved`: their names, each with the field of `Amount` that the
-column has.
+"""Columns that store `OpenedCall.reserved`. Maps the name of a column to the field of `Amount` in
+it.
 """
 CALLS = Table(
     "calls",
@@ -164,9 +164,9 @@ USAGE_HOURS = _of_hours("usage_hours", GROUPS)
 # The same sums for each key. Calls that ended before this table was added have an empty key. Calls
 # of gateways of an earlier release are only in `usage_hours`.
 USAGE_KEY_HOURS = _of_hours("usage_key_hours", KEY_GROUPS)
-# Sums that count against quotas: a row for each minute, day and month in which a tenant has
-# requests, and for each minute in which a key has; then `tenant` is `key ID`. Rows of minutes are
-# deleted after a day.
+# Sums that count against quotas. A tenant has a row for each minute, day and month with requests. A
+# key has a row for each minute with requests; the column `tenant` then contains `key ID`. Rows of
+# minutes are deleted after a day.
 SPENDING = Table(
     "spending", METADATA, Column("tenant", String, primary_key=True), *_columns(Spent, "period")
 )
@@ -209,8 +209,8 @@ GATEWAYS = Table(  # the gateways that share a PostgreSQL database and are not f
     Column("log", String, nullable=False),
     Column("session", BigInteger, nullable=False),  # number of sessions that have held its lock
 )
-# Events and ended calls of running runs that are watched at other gateways. Events have numbers
-# from 1, calls from -1 downwards. A row with the number 0 requests them
+# Events and ended calls of running runs that clients watch at other gateways. Events have numbers
+# from 1, calls from -1 downwards. A row with the number 0 asks the run's gateway for them.
 PROGRESS = Table(
     "progress",
     METADATA,
@@ -260,8 +260,8 @@ def call_row(call: Call) -> dict[str, object]:
 
 
 def struct_of(struct: type[Value], row: RowMapping, **others: object) -> Value:
-    """Return a struct with the values of a row. `others`: fields of the struct that are not columns
-    of the row.
+    """Return a struct with the values of a row. `others`: values of further fields of the struct.
+    They take precedence over the row.
     """
     fields = {name: row[name] for name in struct.__struct_fields__ if name in row}
     return msgspec.convert(fields | others, struct)
@@ -273,8 +273,9 @@ def structs(connection: Connection, struct: type[Value], query: Select[Any]) -> 
 
 
 def found_by(run: Run | None) -> dict[str, object]:
-    """Return the columns of `runs` for listing and searching runs whose values are known only when
-    a run ends. `run`: the ended run; None for a run that is running.
+    """Return values for the columns of `runs` that are known only when a run ends. Lists and
+    searches use these columns. `run`: the ended run; None for a run that is running, to get
+    defaults.
     """
     result = run.result if run and isinstance(run.result, Trajectory | TableRun) else None
     return {

@@ -1,9 +1,9 @@
-"""Sums over stored calls, computed by the database: the usage of tenants, and the sums that are
-compared with the counters of a model's endpoint (reconciliation).
+"""Sums over stored calls, computed by the database. They are used to report the usage of tenants,
+and for reconciliation: the comparison with the counters of a model's endpoint.
 
-The whole hours of a time span are summed from the table `usage_hours`, which is small, and whose
-rows are kept when calls are deleted. If the span begins or ends within an hour, the calls in this
-hour are summed from the table `calls`, by its index on tenant and time.
+The whole hours of a time span are summed from the table `usage_hours`. It is small, and keeps its
+rows when calls are deleted. If the span begins or ends within an hour, the calls in this hour are
+summed from the table `calls`, by its index on tenant and time.
 """
 
 import time
@@ -39,8 +39,8 @@ from router.trace.call import COMPLETE_OUTCOMES, SUMMED_COUNTS, SUMS, OpenedCall
 
 _HOUR_S = 3600
 _BUCKET_HOURS: dict[Bucket, int] = {"hour": 1, "day": 24, "month": 24}
-"""Number of hours that the database sums to one row, for each length of a bucket. For months, the
-sums of days are added up afterwards.
+"""Number of hours that the database sums to one row, by the length of the requested buckets. For
+months, the database sums days, and the days are added up afterwards.
 """
 _FOREVER = 10**8 * _HOUR_S
 _COLUMNS = "hour", *get_args(Dimension), *SUMS
@@ -163,8 +163,8 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
-    """Raise `BadRequest` if calls of an hour have been deleted, because a part of the hour can then
-    not be summed.
+    """Raise `BadRequest` if calls of an hour have been deleted. Then only the sum of the whole hour
+    is known, and not of a part.
     """
     start = hour * _HOUR_S
     hours = (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
@@ -180,9 +180,8 @@ _Conditions = Iterable[ColumnElement[bool]]
 
 
 def _all_kept(connection: Connection, hours: _Conditions, calls: _Conditions) -> bool:
-    """Return whether no calls have been deleted, that is whether at least as many calls are stored
-    as `usage_hours` has counted. `hours`, `calls`: conditions on the rows of the tables
-    `usage_hours` and `calls`.
+    """Return True if no calls have been deleted: at least as many calls are stored as `usage_hours`
+    has counted. `hours`, `calls`: conditions on the rows of the tables `usage_hours` and `calls`.
     """
     summed = connection.scalar(select(func.sum(USAGE_HOURS.c.attempts)).where(*hours)) or 0
     stored = connection.execute(select(func.count()).select_from(CALLS).where(*calls)).scalar_one()
@@ -215,8 +214,8 @@ def _summed(
 
 
 def _bucket_start(bucket: Bucket, hour: int) -> float:
-    """Return the Unix time at which a bucket begins. `hour`: the first hour of a row of the
-    database's sums in this bucket, as Unix time // 3600.
+    """Return the Unix time at which a bucket begins. `hour`: first hour of a summed row in this
+    bucket, as Unix time // 3600.
     """
     begun = datetime.fromtimestamp(hour * _HOUR_S, UTC)
     return (begun.replace(day=1) if bucket == "month" else begun).timestamp()
@@ -235,7 +234,7 @@ def hourly_usage(calls: Iterable[Call], by: tuple[str, ...] = GROUPS) -> list[di
 
 
 _LISTED = 1000
-"""Max number of calls with uncertain usage whose names are returned."""
+"""Max number of calls with uncertain usage that a result lists by name."""
 _ALIKE = CALLS.c.outcome, CALLS.c.counted, CALLS.c.first_token_s.is_(None).label("silent")
 _SUMMED = CALLS.c.prompt_tokens, CALLS.c.completion_tokens, CALLS.c.prompt_bound, CALLS.c.max_tokens
 
@@ -292,9 +291,9 @@ def _alone(call: OpenedCall) -> _Calls:
 def _since(
     connection: Connection, deployment: str, start: float
 ) -> tuple[list[_Calls], list[str], bool]:
-    """Return the sums of a deployment's calls that started at `start` or later, grouped by how they
-    ended; the names (`RUN-NUMBER`) of the calls whose usage is not known exactly; and whether none
-    of the calls has been deleted.
+    """Return three values for the calls of a deployment since the Unix time `start`: their sums,
+    grouped by the way in which they ended; the names (`RUN-NUMBER`) of at most `_LISTED` calls with
+    uncertain usage; and True if none of the calls has been deleted.
     """
     begin_snapshot(connection)
     wanted = CALLS.c.deployment == deployment, CALLS.c.started_at >= start

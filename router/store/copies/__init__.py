@@ -1,3 +1,3 @@
-"""Copies of a database: exports as JSON lines, which any database can import, and backups of SQLite
-databases.
+"""Copies of a database: exports, and the restore of backups. An export is a file of JSON lines, and
+can be imported into SQLite and PostgreSQL. A backup is a copy of a SQLite database.
 """

@@ -10,13 +10,13 @@ from router.store.migration import steps
 
 
 async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: bool) -> str:
-    """Copy a backup to the empty file `target`. Rename the store that it replaces, if there is one:
-    the SQLite database `store` and its log. Return the suffix that was added to their names; empty
-    if there was no store.
+    """Copy a backup to the empty file `target`, and then rename the old store: the SQLite database
+    `store` and its log. Return the suffix that was added to the names of the old files; empty if
+    there is no old store.
 
-    `log`: folder of the log, which this process has locked. `force`: False to raise `BadConfig` if
-    there is a store. Raises `BadConfig` also if the backup is damaged, or if this release cannot
-    work with it, `OSError` if it does not exist, and `StoreFailed`.
+    `log`: folder of the old store's log; this process must hold the log's lock. `force`: False to
+    raise `BadConfig` if there is an old store. Raises `BadConfig` also if the backup is damaged, or
+    if this release cannot work with it; `OSError` if the backup does not exist; and `StoreFailed`.
     """
     old = [path for end in ("", "-wal", "-shm") if (path := Path(f"{store}{end}")).exists()]
     if segments(log):  # first, as a restored database must never be opened with this log
@@ -27,7 +27,7 @@ async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: 
             "file."
         )
 
-    backup.stat()  # SQLite would create it
+    backup.stat()  # raises `OSError`; SQLite would create a missing file
     with engine_for_once(f"sqlite:///{backup}", "the backup") as engine:
         with engine.connect() as connection:
             damage = connection.exec_driver_sql("PRAGMA integrity_check").scalar_one()

@@ -1,8 +1,8 @@
 """Export of a database as JSON lines, and import into an empty database of any kind.
 
-Each row is a line, in an order in which rows only refer to earlier rows. The fields of a line are
-the columns of its table. The first and the last line contain the revision of the tables and the
-number of rows before the line, so that an import recognises a truncated file.
+Each line contains one row of a table; its fields are the columns of the table. Foreign keys refer
+only to rows in earlier lines. The first and the last line contain the revision of the schema and
+the number of rows before the line, so that an import recognises a truncated file.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,42 +25,45 @@ _TAG = "table"
 line.
 """
 _PIECE = 32
-"""Number of rows that are in memory at the same time. The trace of a run can have megabytes."""
+"""Max number of rows in memory at the same time. It is small, because the trace of one run can have
+megabytes.
+"""
 _LOST = """
 INSERT INTO gateways (log, session) SELECT DISTINCT log, 0 FROM runs
 WHERE status = 'running' AND log NOT IN (SELECT log FROM gateways)
 """
-"""Adds a row for the gateway of each run that was running at the time of the export. No process
-holds the lock of such a gateway, so other gateways fence it, and close its runs.
+"""For each run that was running at the time of the export, adds its gateway to the table
+`gateways`. No process holds the lock of this gateway, so another gateway closes its runs (see
+`members.py`).
 """
 Progress = Callable[[int], None]
-"""A function that is called repeatedly, with the number of rows written or inserted so far."""
+"""A function that takes the number of rows written or inserted so far. It is called repeatedly."""
 
 
 class Edge(Frozen, tag_field=_TAG, tag="store"):
     """First or last line of an export."""
 
     revision: str
-    """Revision of the tables."""
+    """Revision of the schema (see `migration.py`)."""
     rows: int
     """Number of rows before this line."""
 
 
 def _line(table: Table) -> type[msgspec.Struct]:
-    """Return the struct of a table's lines. It has a field for each column."""
+    """Return a struct type for the lines of a table, with a field for each column."""
     fields = [(str(column.name), column.type.python_type | None) for column in table.c]
     return msgspec.defstruct(str(table.name), fields, tag_field=_TAG, tag=True)
 
 
 _TABLES = {_line(table): table for table in METADATA.sorted_tables if table is not SCHEMA}
-"""Tables by the structs of their lines, in the order of the lines."""
+"""Tables by the struct types of their lines, in the order in which they are exported."""
 _encode_lines = msgspec.json.Encoder().encode_lines
 _decode = msgspec.json.Decoder(Union[Edge, *_TABLES]).decode
 
 
 def export_rows(connection: Connection, file: Path, progress: Progress) -> int:
     """Write all rows to `file`, from one snapshot, and return their number. Raises `BadConfig` if
-    the tables are not those of this release.
+    the schema does not have the revision of this release.
     """
     begin_snapshot(connection)
     if (revision := revision_of(connection)) != REVISION:
@@ -84,8 +87,8 @@ def export_rows(connection: Connection, file: Path, progress: Progress) -> int:
 
 def import_rows(connection: Connection, file: Path, progress: Progress) -> int:
     """Insert the rows of an export into empty tables, in the transaction of `connection`. Return
-    their number. Raises `BadConfig` if a table has rows already, or if the file is incomplete or of
-    another revision.
+    the number of rows. Raises `BadConfig` if a table has rows already, or if the file is incomplete
+    or has another revision.
     """
     lock(connection)
     for table in _TABLES.values():
@@ -113,7 +116,9 @@ def import_rows(connection: Connection, file: Path, progress: Progress) -> int:
 
 
 def _rows(file: Path) -> Iterator[msgspec.Struct]:
-    """Yield the rows of an export. Raises `BadConfig`, and `JSON_ERRORS` if it is incomplete."""
+    """Yield the rows of an export. Raises `BadConfig` if the export has another revision, and
+    `JSON_ERRORS` if it is incomplete or invalid.
+    """
     with file.open("rb") as lines:
         revision = msgspec.json.decode(lines.readline(), type=Edge).revision
         if revision != REVISION:
@@ -133,8 +138,8 @@ def _rows(file: Path) -> Iterator[msgspec.Struct]:
 
 
 def _continue(connection: Connection) -> None:
-    """Make sequences continue after the imported numbers, and let gateways close the runs that were
-    running at the time of the export.
+    """Make sequences continue after the imported numbers. Assign the runs that were running at the
+    time of the export to logs whose gateways will close them.
     """
     if connection.dialect.name == "sqlite":
         connection.execute(LOGS.delete())  # the store begins a new log

@@ -1,4 +1,4 @@
-"""Schema 8, the first with revisions. Databases without a revision are of this schema."""
+"""Schema 8, the first with revisions. Databases that record no revision have this schema."""
 
 revision = "0001"
 down_revision = None

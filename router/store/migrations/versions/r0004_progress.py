@@ -8,7 +8,7 @@ down_revision = "0003"
 
 
 def upgrade() -> None:
-    """Create the table."""
+    """Create the table `progress`."""
     op.create_table(
         "progress",
         sa.Column("run_id", sa.String, primary_key=True),
