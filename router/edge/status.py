@@ -239,8 +239,8 @@ def _row_of(error: str) -> tuple[int, str]:
 
 
 def error_as_seen_by(error: str, identity: Identity) -> str:
-    """Return a stored run's error as `identity` may see it. Tenants get the class of the error,
-    such as `OutOfTime: out of time`, without the message.
+    """Return a stored run's error without the texts that the caller `identity` must not see.
+    Tenants get only the class of the error, such as `OutOfTime: out of time`, without its message.
     """
     if identity.tenant is None or not error:
         return error
@@ -249,8 +249,9 @@ def error_as_seen_by(error: str, identity: Identity) -> str:
 
 
 def as_seen_by(run: Run, identity: Identity) -> Run:
-    """Return a run as `identity` may see it. Operators get it unchanged. For tenants, addresses of
-    engines and the error messages of models and tools are removed.
+    """Return a run without the texts that the caller `identity` must not see. Operators get the run
+    unchanged. For tenants, addresses of engines and the error messages of models and tools are
+    removed.
     """
     if identity.tenant is None:
         return run

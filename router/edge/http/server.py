@@ -19,8 +19,8 @@ from router.errors import BadConfig
 from router.runs import Observer
 
 _ENDING_S = 0.25
-"""Seconds in which requests whose runs were interrupted may send their errors to the clients. When
-aiohttp shuts down, it waits twice for this time.
+"""Seconds for sending errors to the clients of interrupted runs. aiohttp waits twice for this time
+when it shuts down.
 """
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\n"
@@ -31,8 +31,8 @@ _TOO_MANY = (
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record is about an error of this server. A malformed request is none:
-    its client gets status 400, and could otherwise fill the log without a key.
+    """Return True if a log record is about an error of this server. Malformed requests are not
+    logged: the client gets status 400, and could otherwise fill the log without a key.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 

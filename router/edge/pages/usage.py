@@ -24,8 +24,8 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
     "month": (31 * 24 * _HOUR_S, "day"),
     "year": (366 * 24 * _HOUR_S, "month"),
 }
-"""The time spans that users can choose, each with its length in seconds, and with the time that one
-bar of the chart covers.
+"""The time spans that users can choose. Each name has two values: the length of the span in
+seconds, and the time that one bar of the chart covers.
 """
 _SERIES = 6
 """Max number of series in the chart: there is one colour for each. If there are more groups, the
@@ -145,8 +145,8 @@ def _columns(
 
 
 async def _left(accounts: Accounts, tenant: Tenant) -> list[tuple[str, str, int, int]]:
-    """Return the limits of a tenant per day and month, each as the tenant's name, the unit and
-    period of the limit (such as `tokens a day`), the limit, and the amount spent in the current
+    """Return four values for each limit of a tenant per day or month: the tenant's name, the unit
+    and period of the limit (such as `tokens a day`), the limit, and the amount spent in the current
     period.
     """
     now = datetime.now(UTC)
