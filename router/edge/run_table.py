@@ -78,7 +78,9 @@ class _Fold:
         self._table: RunTable | None = None
 
     def of(self, run: Run) -> RunTable:
-        """Return the table of `run`: from its result, or from its events if it has none yet."""
+        """Return the table of `run`: from the run's result, or from its events if there is no
+        result yet.
+        """
         result = run.result
         events = run.events[self._taken :]
         if isinstance(result, TableRun):
@@ -108,8 +110,8 @@ class _Fold:
 
 
 _FOLDS = LRUCache[int, tuple[object, _Fold]](4)
-"""Tables of the most recently viewed runs. The key is the `id` of an object of the run, which is
-kept with the table, so that no other object can get the same `id`.
+"""Tables of the most recently viewed runs. The key is the `id` of an object of the run. The object
+is kept with the table, so that no other object can get the same `id`.
 """
 
 

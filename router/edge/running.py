@@ -1,5 +1,5 @@
-"""Tasks for the work of streamed requests, and of detached requests, which continue after their
-connection is closed.
+"""Tasks for the work of streamed requests and of detached requests. The work of a detached request
+continues after its connection is closed.
 """
 
 import asyncio

@@ -105,7 +105,7 @@ async def serving() -> AsyncIterator[OpenAIServer]:
 
 
 class ChatRequest(Frozen):
-    """A completion request, as `writes` passes it to its script."""
+    """A completion request, the argument of a script (see `writes`)."""
 
     model: str
     messages: list[dict[str, Any]]

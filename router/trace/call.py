@@ -54,7 +54,7 @@ class OpenedCall(Frozen, gc=False):
     executor_version: str | None
     """The version of the executor; None for other roles."""
     purpose: Purpose
-    """Why the attempt is made. `first`: the first attempt of a call. `retry`: an earlier attempt of
+    """Reason for the attempt. `first`: the first attempt of a call. `retry`: an earlier attempt of
     the call failed. `correction`: the previous output was malformed. `shortened`: the previous
     prompt was too long. `fallback`: the role's own model is unavailable. `shadow`: an executor
     version is tried alongside the version that serves. `condense`: a question is rewritten so that

@@ -93,7 +93,7 @@ class SearchRecord(Frozen, gc=False):
     """
     passages: tuple[Passage, ...]
     ignored_queries: int = 0
-    """Number of further search blocks in the same turn, which were not run."""
+    """Number of further search blocks in the same turn. They were ignored."""
     dropped_passages: int = 0
     """Number of passages at the end of `passages` that the model was not shown, because its context
     had no room for them.
@@ -347,8 +347,8 @@ class Condensing(Frozen):
     history: tuple[Message, ...]
     """The messages before the question, oldest first."""
     question: str = ""
-    """The question as it is searched, which can be understood without `history`. Empty if the
-    model asked back instead, or if its output was malformed.
+    """The rewritten question, which is searched instead of the original one. Empty if the model
+    asked the user a question instead, or if the model's output was malformed.
     """
     conversation: Conversation | None = None
     """The calls that wrote `question`."""

@@ -152,8 +152,8 @@ def execution_to_proto(
 
 
 def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2.SubQueryResult:
-    """Return the result. If it has more than `max_bytes` bytes, its evidence, workers and searches
-    are removed and `cut` is set.
+    """Return the result. If it has more than `max_bytes` bytes, first remove its evidence, workers
+    and searches, and set `cut`.
     """
     if result.ByteSize() > max_bytes:
         for name in ("evidence", "workers", "search_queries"):

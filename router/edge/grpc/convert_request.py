@@ -227,7 +227,7 @@ def filter_from_proto(request: _Listing) -> RunFilter:
 def feedback_from_proto(
     message: run_service_pb2.SubmitFeedbackRequest | run_service_pb2.Feedback, **given: str
 ) -> Feedback:
-    """Convert a message to feedback on a run. `given`: attributes that the message does not have."""
+    """Convert a message to feedback on a run. `given`: attributes that the message lacks."""
     verdict = _VERDICTS[enum_field(message, "verdict")]
     return from_proto(Feedback, message, accepted=verdict, **given)
 

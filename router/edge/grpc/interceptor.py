@@ -47,7 +47,7 @@ _SCOPES: dict[str, KeyScope] = {
 
 def needed_scope(method: str) -> KeyScope:
     """Return the scope that a key must have for a method such as `/rolegate.v1.RunService/GetRun`.
-    If `_SCOPES` has no entry for the method, the entry of its service applies.
+    If `_SCOPES` has no entry for the method, use the entry for the method's service.
     """
     name = method.removeprefix(_OURS)
     return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]

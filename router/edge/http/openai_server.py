@@ -88,7 +88,7 @@ def openai_app(
     chat_tasks: ChatTasks = "answer",
     indexes: Sequence[str] = (),
 ) -> web.Application:
-    """Return the application, which an `HTTPServer` serves.
+    """Return the application, to be served by an `HTTPServer`.
 
     Errors have the form of OpenAI's API, with the reason of the error class as `code`. Bodies of
     requests must be `application/json` of at most 1 MiB. Requests that web pages of other hosts

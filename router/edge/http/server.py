@@ -58,10 +58,10 @@ class HTTPServer:
         limits: Limits = DEFAULT_LIMITS,
         hosts: Iterable[str] = (),
     ) -> None:
-        """`grace_s`: max seconds for requests under way to finish when the server drains.
-        `access`: the keys of the application; if given, the server listens on an address that
-        other machines can reach only if a key is required. `tls`: None for a server without TLS.
-        `hosts`: host names of this server, in addition to the host in its address.
+        """`grace_s`: max seconds for requests under way to finish when the server drains. `access`:
+        the keys of the application. If given, and no key is required, the server refuses to listen
+        on an address that other machines can reach. `tls`: None for a server without TLS. `hosts`:
+        host names of this server, in addition to the host in its address.
         """
         self._access = access
         self._tls = tls
@@ -140,8 +140,8 @@ class HTTPServer:
 
 
 class _Door(asyncio.Protocol):
-    """Accepts a new connection, or closes it if there are too many connections, in total or from
-    its address. An accepted connection is passed on to aiohttp's protocol.
+    """Accepts a new connection. If there are too many connections, in total or from the client's
+    address, closes the new one. An accepted connection is passed on to aiohttp's protocol.
     """
 
     def __init__(self, server: Any, limits: Limits) -> None:

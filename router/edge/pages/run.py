@@ -217,7 +217,7 @@ async def _answer_of(run: Run) -> dict[str, Any]:
 
 def _view(run: Run, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of a run for the template: agents, table and usage. `query`: the query of
-    the URL, which may contain the number of the first agent or row to show.
+    the URL. It may contain the number of the first agent or row to show.
     """
     agents = timeline.Agents(run)
     newest = max(0, len(agents.ids) - _LANES)

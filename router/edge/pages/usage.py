@@ -110,8 +110,8 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 
 
 def _starts(query: UsageQuery) -> dict[str, float]:
-    """Return the Unix time at which each hour, day or month of the time span begins, by its label.
-    The first one may begin before the time span.
+    """Return the start of each hour, day or month of the time span, as a dict from labels to Unix
+    times. The first start may be before the time span.
     """
     form = _LABELS[query.bucket or "hour"]
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
