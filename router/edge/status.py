@@ -183,7 +183,8 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
 
 def _retry_after_s(error: BaseException) -> float | None:
     """Return the seconds after which the client may retry: the delay that the error states, or else
-    `DEFAULT_RETRY_S` for an error of an endpoint. Return None for other errors.
+    `DEFAULT_RETRY_S` if an endpoint was unavailable or sent an invalid reply. Return None for other
+    errors.
     """
     wait_s: float | None = getattr(error, "retry_after_s", None)
     if wait_s is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError):

@@ -60,7 +60,9 @@ _PLAIN_WORDS = frozenset(
 """Words that need no support: verdicts such as "yes", and function words."""
 _PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
 MAX_CITATIONS = 500
-"""Only this many citations of a run, the first ones, are searched for support of its answer."""
+"""Max citations in the message with an answer: the first ones of the run. Only these can be listed
+as support of a sentence.
+"""
 _MAX_SENTENCES = 100
 """Max sentences into which an answer is split; the last one contains the rest of the answer."""
 

@@ -347,9 +347,9 @@ class LogJournal:
         return self._follower.lag_s
 
     async def quota_uses(self) -> list[QuotaUse]:
-        """Return the amount that is spent of each tenant's quotas in the current day and month.
-        Ended runs of all gateways count; runs under way do not. Quotas of 0 are left out. Raises
-        `StoreFailed`.
+        """Return the amount that all gateways have spent of each tenant's quotas in the current day
+        and month. Tokens and cost of runs under way are not included. Quotas of 0 are left out.
+        Raises `StoreFailed`.
         """
         spent = await self._database.read(_spent)
         uses: list[QuotaUse] = []
