@@ -1,5 +1,5 @@
-"""Requests for tables that consist of little more than a question, as the OpenAI-compatible server
-and the web pages receive them.
+"""Requests for tables in a short form: a question, and the names of the columns. The
+OpenAI-compatible server and the web pages receive such requests.
 
 The columns are listed in a field of the request, or named in the question itself ("… with the
 columns: city, founder").
@@ -36,8 +36,8 @@ _SHARED = re.compile(
     r"|年|月|日期|时间|季|届|类|奖项|榜单|排名",
     re.IGNORECASE,
 )
-"""Words in the name of a column whose values are usually the same in many rows, such as a year. A
-column of that kind alone does not identify a row.
+"""Matches the name of a column whose values are usually the same in many rows, such as a year. Such
+a column alone does not identify a row.
 """
 _MAX_PLACES = 8
 _MAX_LIST_CHARS = 4000
@@ -63,7 +63,7 @@ class Tables(Protocol):
 
 
 def is_widesearch(question: str) -> bool:
-    """Return whether a question ends like the questions of the benchmark WideSearch, which all
+    """Return True if a question ends like the questions of the benchmark WideSearch. All of these
     request a table.
     """
     return _WIDESEARCH.search(question) is not None
@@ -93,9 +93,8 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
 
 
 def keys_of(names: Sequence[str]) -> set[str]:
-    """Return the names of the key columns of a table for which the request marks no keys: all
-    columns up to the first one that can identify a row by itself (whose name does not match
-    `_SHARED`).
+    """Choose key columns for a table if its request marks none. Return the names of all columns up
+    to the first one that can identify a row alone, because its name does not match `_SHARED`.
     """
     last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
     return set(names[: last + 1])

@@ -8,8 +8,8 @@ from router.frozen import Frozen
 _LONGEST_NAME = 1024
 MAX_REPEATED = 1024
 _MAX_ENTRIES = {"rows": 10_000, "values": 64}
-"""Max entries of repeated fields by the field's name: `rows` are the given rows of a table,
-`values` the values in a row. Other repeated fields may have `MAX_REPEATED` entries.
+"""Max entries of repeated fields, by the field's name: `rows` contains the given rows of a table,
+`values` the values of a row. Other repeated fields may have `MAX_REPEATED` entries.
 """
 LARGE = 1 << 16
 """Size in bytes above which a request is checked in a thread, so that the check does not block the

@@ -20,19 +20,19 @@ from router.access import Access
 from router.errors import BadConfig
 from router.frozen import Frozen
 
-_PEM = Annotated[str, Meta(extra={"mark": "path"})]  # the mark that the config's paths have
+_PEM = Annotated[str, Meta(extra={"mark": "path"})]  # marks a path in the config
 
 
 class TLS(Frozen, forbid_unknown_fields=True):
     """TLS certificate and key of the servers, as paths of PEM files."""
 
     certificate: _PEM
-    """Server certificate with its chain."""
+    """Path of the PEM file with the server's certificate, followed by its chain."""
     key: _PEM
-    """Private key of the certificate, without a passphrase."""
+    """Path of the PEM file with the certificate's private key, without a passphrase."""
     client_ca: _PEM | None = None
-    """Certificate of the CA that signs client certificates. If set, clients must present a
-    certificate that this CA has signed.
+    """Path of the PEM file with the certificate of a CA. If set, clients must present a certificate
+    that this CA has signed. Absent: clients need no certificate.
     """
 
     def for_http(self) -> ssl.SSLContext:
@@ -89,7 +89,7 @@ def host_of(text: str) -> str:
 
 
 def is_named(header: str, names: Collection[str]) -> bool:
-    """Return whether the host in a `Host` header is one of `names`, an IP address or `localhost`.
+    """Return True if the host in a `Host` header is one of `names`, an IP address or `localhost`.
 
     IP addresses and `localhost` need not be listed, because an attacker cannot use them for DNS
     rebinding.
@@ -109,8 +109,8 @@ async def before_listening(
     access: Access | None,
     tls: TLS | None,
 ) -> None:
-    """Check an address before a server listens on it, and wait a few seconds if its port is in use,
-    for example by a gateway that is being replaced.
+    """Check an address before a server listens on it. If its port is in use, for example by a
+    gateway that is being replaced, wait a few seconds.
 
     If `access` is given, raise the errors of `check_listening`, and log a warning if other machines
     can connect without TLS.
@@ -139,8 +139,8 @@ async def before_listening(
 
 async def check_listening(address: str, setting: str, access: Access) -> None:
     """Raise `BadConfig` if other machines can connect to `address` although no API key is required.
-    `setting`: name of the config's key with the address, for the message. Raises `StoreFailed` if
-    the keys cannot be read.
+    `setting`: config key of the address, for the message. Raises `StoreFailed` if the keys cannot
+    be read.
     """
     if not is_loopback(address) and not await access.required():
         raise BadConfig(

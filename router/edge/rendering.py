@@ -35,9 +35,9 @@ _UNANSWERED = (
 SOURCES = "\n\nSources:\n"
 """Text between an answer and the list of its sources."""
 _MARKUP = frozenset("\\!<&[](:#")
-"""Characters with which markup begins or continues."""
+"""Characters that can begin or continue Markdown markup."""
 UNSUPPORTED = "Unsupported: the retrieved passages do not contain all of this answer; check it."
-"""Warning that is shown below an answer with names or numbers that no cited evidence contains."""
+"""Warning below an answer that has names or numbers that no cited evidence contains."""
 
 
 class SubAnswer(Frozen):
@@ -166,8 +166,8 @@ class AnswerText:
 
     def rest(self, text: str) -> str:
         """Return the part of `text`, the whole Markdown, that was not sent yet. Raises
-        `UpstreamUnavailable` if the text that was sent is not its beginning, because a retry wrote
-        a different answer.
+        `UpstreamUnavailable` if `text` does not begin with the text that was sent, because a retry
+        wrote a different answer.
         """
         if not text.startswith(self._sent):
             raise UpstreamUnavailable(

@@ -23,8 +23,8 @@ class TableEvents:
         self.columns: tuple[Column, ...] = ()
         self.conditions: tuple[Condition, ...] = ()
         self.asks: dict[Ask, int] = {}
-        """Number of the sub-query by ask. An ask is one piece of work on the table: discover rows,
-        or fill or settle cells of a row.
+        """Maps each ask to the number of its sub-query. An ask is one piece of work on the table:
+        to discover rows, or to fill or settle cells of a row.
         """
         self.rows: dict[RowKey, Row] = {}
         self.executions: dict[int, Execution] = {}
@@ -78,7 +78,9 @@ class _Fold:
         self._table: RunTable | None = None
 
     def of(self, run: Run) -> RunTable:
-        """Return the table of `run`: from its result, or from its events if it has none yet."""
+        """Return the table of `run`: from the run's result, or from its events if there is no
+        result yet.
+        """
         result = run.result
         events = run.events[self._taken :]
         if isinstance(result, TableRun):
@@ -108,8 +110,8 @@ class _Fold:
 
 
 _FOLDS = LRUCache[int, tuple[object, _Fold]](4)
-"""Tables of the most recently viewed runs. The key is the `id` of an object of the run, which is
-kept with the table, so that no other object can get the same `id`.
+"""Tables of the most recently viewed runs. The key is the `id` of an object of the run. The object
+is kept with the table, so that no other object can get the same `id`.
 """
 
 
@@ -125,15 +127,15 @@ def run_table(run: Run) -> RunTable:
 
 
 def is_contradicted(cell: Cell, column: Column) -> bool:
-    """Return whether a passage states another value for a cell than the value that the client gave.
-    False for cells whose value the client did not give.
+    """Return True if the client gave the value of a cell, and a passage states another value for
+    it.
     """
     stated = (claim for claim in cell.claims if claim.support == "stated")
     return cell.state == "given" and not all(is_of(claim, cell.value, column) for claim in stated)
 
 
 def is_of(claim: Claim, value: str, column: Column) -> bool:
-    """Return whether a claim (a value that a report states) agrees with the value `value` of a
+    """Return True if a claim (a value that a report states) agrees with the value `value` of a
     cell.
 
     In a key column, every claim agrees, because it is another name of the same row. Dates also

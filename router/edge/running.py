@@ -1,5 +1,5 @@
-"""Tasks for the work of streamed requests, and of detached requests, which continue after their
-connection is closed.
+"""Tasks for the work of streamed requests and of detached requests. The work of a detached request
+continues after its connection is closed.
 """
 
 import asyncio
@@ -20,8 +20,9 @@ run.
 
 
 class Running(Generic[Item, Result]):
-    """Runs the work of a streamed request in its own task, and passes the items that it emits to
-    the code that sends them. Leaving the context cancels the work and waits until it has ended.
+    """Runs the work of a streamed request in its own task. The code that sends the response
+    iterates over the items that the work emits. Leaving the context cancels the work and waits for
+    its end.
 
     It does not use a `TaskGroup`, because streams yield inside the context. If the work failed, a
     task group would cancel the sending code, and the client would get CANCELLED instead of the
@@ -70,8 +71,8 @@ class Running(Generic[Item, Result]):
 
 
 class Detached:
-    """Starts runs that continue after the requests that started them, and keeps references to their
-    tasks.
+    """Starts runs that continue after the end of the request. Keeps references to the tasks of the
+    runs, so that they are not garbage-collected.
     """
 
     def __init__(self, access: Access) -> None:

@@ -136,8 +136,8 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
         "{who} wrote an output that the gateway cannot read; tell the gateway's operator."
     ),
 }
-"""Messages that tenants get instead of the messages of these errors, which may contain addresses,
-file names or the output of engines. `{who}` is replaced by the model or the retrieval.
+"""Messages that tenants get for these errors. The errors' own messages may contain addresses, file
+names or the output of engines. `{who}` is replaced by the model or the retrieval.
 """
 
 
@@ -182,8 +182,9 @@ def failure_of(error: BaseException, identity: Identity = LOCAL) -> Failure:
 
 
 def _retry_after_s(error: BaseException) -> float | None:
-    """Return the seconds after which the client may retry: those that the error states, or else
-    `DEFAULT_RETRY_S` if a retry may help. Return None if it does not help.
+    """Return the seconds after which the client may retry: the delay that the error states, or else
+    `DEFAULT_RETRY_S` if an endpoint was unavailable or sent an invalid reply. Return None for other
+    errors.
     """
     wait_s: float | None = getattr(error, "retry_after_s", None)
     if wait_s is None and isinstance(error, UpstreamUnavailable | UpstreamProtocolError):
@@ -239,8 +240,8 @@ def _row_of(error: str) -> tuple[int, str]:
 
 
 def error_as_seen_by(error: str, identity: Identity) -> str:
-    """Return a stored run's error as `identity` may see it. Tenants get the class of the error,
-    such as `OutOfTime: out of time`, without the message.
+    """Return a stored run's error without the texts that the caller `identity` must not see.
+    Tenants get only the class of the error, such as `OutOfTime: out of time`, without its message.
     """
     if identity.tenant is None or not error:
         return error
@@ -249,8 +250,9 @@ def error_as_seen_by(error: str, identity: Identity) -> str:
 
 
 def as_seen_by(run: Run, identity: Identity) -> Run:
-    """Return a run as `identity` may see it. Operators get it unchanged. For tenants, addresses of
-    engines and the error messages of models and tools are removed.
+    """Return a run without the texts that the caller `identity` must not see. Operators get the run
+    unchanged. For tenants, addresses of engines and the error messages of models and tools are
+    removed.
     """
     if identity.tenant is None:
         return run
@@ -268,7 +270,7 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
 def _without_server_errors(value: Value) -> Value:
     """Return a value without the error messages of tools and of the reranker, which may contain
     paths, addresses or the output of a server. If there are none, return the same object, so that
-    caches keyed by identity still find it.
+    caches with its `id` as the key still find it.
     """
     if isinstance(value, tuple):
         parts = [*map(_without_server_errors, value)]

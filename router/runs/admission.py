@@ -1,6 +1,6 @@
 """Admission of runs: a limit on concurrent runs, and a short queue in which tenants take turns.
 
-Requests for which the queue has no room are refused immediately.
+If the queue is full, requests are refused immediately.
 """
 
 import asyncio

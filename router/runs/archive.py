@@ -44,7 +44,7 @@ class RunSummary(Frozen):
     """The beginning of the run's answer, report or completion."""
     topology: str = ""
     nano_usd: int | None = None
-    """Cost of the run's calls, as far as it is known, in billionths of a dollar. None if no cost is
+    """Sum of the known costs of the run's calls, in billionths of a dollar. None if no cost is
     known, and while the run is under way.
     """
     unsupported: bool = False
@@ -64,7 +64,9 @@ class RunFilter(Frozen):
 
     tenant: str | None = None
     kind: RunKind | None = None
-    """None selects all kinds except shadow runs, which are trials that no client requested."""
+    """None selects all kinds except `shadow`. The gateway makes shadow runs to try executor
+    versions.
+    """
     status: RunStatus | None = None
     start: float | None = None
     """Select runs that started at this Unix time or later."""
@@ -72,7 +74,7 @@ class RunFilter(Frozen):
     """Select runs that started before this Unix time."""
     text: str = ""
     """Select runs if their request, or the beginning of their answer, contains this text. The
-    search ignores case; in SQLite, only that of ASCII letters.
+    search ignores case; in SQLite, it ignores only the case of ASCII letters.
     """
     outcome: AnswerOutcome | TableOutcome | None = None
     topology: TopologyName | None = None

@@ -464,7 +464,7 @@ def _table_failure(run: TableRun, context: RunContext) -> UpstreamError | None:
 
 
 def _most_lasting(errors: Iterable[UpstreamError]) -> UpstreamError | None:
-    """Return the error that a retry is the least likely to remove; None if there is no error."""
+    """Return the error that is least likely to disappear on a retry; None if there is no error."""
     return min(errors, key=lambda error: _GRAVITY.get(type(error), 0), default=None)
 
 

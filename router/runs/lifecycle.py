@@ -73,8 +73,8 @@ class RequestOptions(Frozen):
     run, and no other run reuses a report of this one.
     """
     resume: str = ""
-    """Identifier of an interrupted run to resume; empty for none. The question and the budget of
-    that run are then used instead of those in this request.
+    """Identifier of an interrupted run to resume; empty for none. Then the question and the budget
+    come from the interrupted run, and not from this request.
     """
     index: tuple[str, ...] = ()
     """Names of the indexes to search; empty for all that the caller's tenant may search."""

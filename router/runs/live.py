@@ -115,9 +115,8 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` when the run is over. If `until_ended` has timed out, and its coroutine is
-        still storing the run in the background, `call` is called when the coroutine is done;
-        otherwise immediately.
+        """Call `call` when the run is over: immediately, or if a coroutine is still storing the run
+        in the background after a timeout of `until_ended`, when this coroutine is done.
         """
 
         def ended(ending: asyncio.Future[Any]) -> None:

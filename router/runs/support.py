@@ -60,7 +60,9 @@ _PLAIN_WORDS = frozenset(
 """Words that need no support: verdicts such as "yes", and function words."""
 _PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
 MAX_CITATIONS = 500
-"""Only this many citations of a run, the first ones, are searched for support of its answer."""
+"""Max citations in the message with an answer: the first ones of the run. Only these can be listed
+as support of a sentence.
+"""
 _MAX_SENTENCES = 100
 """Max sentences into which an answer is split; the last one contains the rest of the answer."""
 
@@ -81,9 +83,9 @@ class AnswerSentence(Frozen):
 
 
 async def unblocked(result: Trajectory | Execution, work: Callable[..., T], *arguments: Any) -> T:
-    """Return the result of `work(*arguments)`, a function that searches the passages of `result`.
-    It runs in a worker thread, so that it does not block the event loop, unless the texts are
-    short.
+    """Return the result of `work(*arguments)`. The function `work` searches the passages of
+    `result`. Unless the texts are short, it runs in a worker thread, so that it does not block the
+    event loop.
     """
     if _read_chars(result) <= _SHORT:
         return work(*arguments)
@@ -173,7 +175,7 @@ class _Evidence:
     """The texts that may support the sentences of one answer."""
 
     def __init__(self, question: str, grounds: Iterable[Iterable[str]]) -> None:
-        """`grounds`: for each citation, its texts."""
+        """`grounds`: the texts of each citation that may support an answer (see `grounds_of`)."""
         texts = [" ".join(ground) for ground in grounds]
         self._texts = texts
         self._everything = " ".join([question, *texts])
@@ -253,7 +255,7 @@ class _Evidence:
 
 
 def _is_name(word: str) -> bool:
-    """Return whether a word is a name, a number, or of a script without spaces."""
+    """Return True if a word is a name or a number, or is written in a script without spaces."""
     return word != word.lower() or not word.isascii() or re.search(r"\d", word) is not None
 
 

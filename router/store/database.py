@@ -258,10 +258,11 @@ class Database:
 
     @classmethod
     async def open(cls, url: str, release: Release = THIS) -> "Database":
-        """Connect to a database. Create the tables if it is empty. If an earlier release created
-        the tables, apply only the schema changes that this earlier release can work with (see
-        `migration.py`). Raises `BadConfig` if the database cannot be opened, or if another program
-        or an incompatible release created it, and `ImportError` if its driver is not installed.
+        """Connect to a database, and create the tables if there are none. If an earlier release
+        created the tables, apply only the schema changes that this earlier release can work with
+        (see `migration.py`). Raises `BadConfig` if the database cannot be opened, or if another
+        program or an incompatible release created it, and `ImportError` if its driver is not
+        installed.
         """
         return cls(await asyncio.to_thread(_opened, url, release))
 
@@ -467,7 +468,7 @@ def unwritable(error: BaseException) -> bool:
 
 
 def storable(text: str) -> str:
-    """Return the text with NUL characters replaced, which PostgreSQL refuses."""
+    """Return the text with each NUL character, which PostgreSQL refuses, replaced by U+FFFD."""
     return text.replace("\0", "\ufffd")
 
 

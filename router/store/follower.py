@@ -44,8 +44,8 @@ _SQLITE = "log"
 """Name of the only log of a SQLite database."""
 _START = Position()
 _LEISURE_S = 0.5
-"""Seconds for which changes are collected before they are written. If a reader waits for them, they
-are written immediately.
+"""Seconds for which changes are collected before they are written. If a reader waits for these
+changes, they are written immediately.
 """
 _MAX_BATCH = 256
 """Max number of changes in one transaction."""
@@ -83,9 +83,9 @@ class Follower:
         """
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
-        """Queue a change of a run. Its record must be in the log already. `ended`: the complete
-        run, if the change is its end. `forgotten`: True if the change undoes the run, because it
-        never began. Without both, the change is the beginning of the run.
+        """Queue a change of a run. The record of the change must be in the log already. `ended`:
+        the complete run, if the change is its end. `forgotten`: True if the change undoes the run,
+        because it never began. Without both, the change is the beginning of the run.
         """
         self._changes.append(
             Change(
@@ -106,7 +106,7 @@ class Follower:
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which the oldest queued change has waited; 0 if none is queued."""
+        """Seconds since the oldest queued change was queued; 0 if none is queued."""
         if not self._changes:
             return 0.0
         return time.monotonic() - self._changes[0].queued_at
@@ -186,7 +186,7 @@ class Follower:
 
     async def recover(self) -> tuple[list[RecordedRun], bool]:
         """Recover the log of a process that has ended: write its changes to the database, begin a
-        new segment, and close the runs that have not ended as interrupted.
+        new segment, and end the runs that were still running, with the status `interrupted`.
 
         Return the interrupted runs in the log, without cancelled ones, and a bool, which is False
         if a part of the log is missing or damaged. Raises `StoreFailed`, and `BadConfig` if the log
@@ -328,8 +328,9 @@ class Follower:
 
 
 async def missing_segments(database: Database, name: str, folder: Path) -> list[int]:
-    """Return the numbers of the segments that are missing in a log's folder, although the database
-    does not have all of their runs. `name`: name of the log in the database. Raises `StoreFailed`.
+    """Return the numbers of segments that are missing in a log's folder, although they are still
+    needed: the database does not have all of their runs. `name`: name of the log in the database.
+    Raises `StoreFailed`.
     """
     # List the folder before reading the place: a gateway may meanwhile advance the place and then
     # delete segments.

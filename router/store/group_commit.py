@@ -112,7 +112,7 @@ class GroupCommit:
         self._begins: list[_Begin] = []
         self._wishes: list[_Wish] = []
         self._idle = set[Period]()
-        """Accounts and periods whose leases are to be reduced."""
+        """Accounts and periods for which the next commit gives back a part of the lease."""
         self._doubtful = False
         """True after a failed transaction, until all leases are written again, because it is
         unknown which leases the database has.
@@ -343,8 +343,8 @@ def _parameters(keys: Iterable[Period | Name]) -> dict[str, list[str]]:
 
 
 def _granted(size: _Size, own: int, taken: int) -> int:
-    """Return the new size of a lease. It is larger than before only if that makes room for at least
-    the smallest request. `own`: its size so far. `taken`: the amount spent, plus the leases of
+    """Return the new size of a lease. The lease grows only if it then has room for at least the
+    smallest request. `own`: size of the lease so far. `taken`: the amount spent, plus the leases of
     other gateways.
     """
     if size.limit is None:

@@ -341,13 +341,15 @@ class LogJournal:
 
     @property
     def lag_s(self) -> float:
-        """Seconds for which the oldest change has waited to be written to the database."""
+        """Seconds since the oldest change was queued that is not in the database yet; 0 if there is
+        none.
+        """
         return self._follower.lag_s
 
     async def quota_uses(self) -> list[QuotaUse]:
-        """Return the amount that is spent of each tenant's quotas in the current day and month.
-        Ended runs of all gateways count; runs under way do not. Quotas of 0 are left out. Raises
-        `StoreFailed`.
+        """Return the amount that all gateways have spent of each tenant's quotas in the current day
+        and month. Tokens and cost of runs under way are not included. Quotas of 0 are left out.
+        Raises `StoreFailed`.
         """
         spent = await self._database.read(_spent)
         uses: list[QuotaUse] = []
@@ -410,9 +412,9 @@ class LogJournal:
         self._quotas.reserve(spans, wanted)
 
     async def _lease(self, refused: QuotaExhausted, missing: dict[Period, Amount]) -> bool:
-        """Request larger leases, after a check of the quotas has raised `refused`. Return whether
+        """Request larger leases, after a check of the quotas has raised `refused`. Return True if
         they were granted. If not, the caller checks the quotas once more, because calls may have
-        ended meanwhile. Raises `refused` if larger leases cannot help, and `StoreFailed`.
+        ended in the meantime. Raises `refused` if larger leases cannot help, and `StoreFailed`.
         """
         if self._commits is None or not refused.contended:
             raise refused
@@ -442,8 +444,8 @@ class LogJournal:
         self._follower.take(recorded, replace(run, calls=tuple(recorded.calls)))
 
     def _take_back(self, run: RecordedRun) -> None:
-        """Release the reservations of a run that never began, and subtract it from the counted
-        requests.
+        """Release the reservations of a run that never began, and do not count the run as a request
+        any more.
         """
         self._quotas.end(run)
         for period in counted(run.start):
@@ -482,8 +484,8 @@ class LogJournal:
         self._quotas.accounts = accounts
 
     async def _delete_segments(self) -> None:
-        """Delete the segments of the log that are older than every run that is running or can be
-        resumed.
+        """Delete old segments of the log. A segment is kept if a run began in it or earlier, and is
+        running or can be resumed.
         """
         needed = (run.segment for run in (*self._runs.values(), *self._unfinished.values()))
         await self._follower.delete_segments(min(needed, default=self._log.end.segment))

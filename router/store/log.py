@@ -110,8 +110,8 @@ class Segment:
     path: Path
     frames: list[LogFrame] = field(default_factory=list)
     holes: list[tuple[int, int]] = field(default_factory=list)
-    """Byte ranges that are not valid frames, as pairs of start and end. The unused end of the
-    segment, if there is one, is the last of them.
+    """Byte ranges that are not valid frames, as pairs of start and end. The last range may be the
+    unused end of the segment.
     """
     synced: int = 0
     """Number of bytes at the start of the segment that were synced to disk. A hole there is damage.
@@ -362,9 +362,9 @@ class RunLog:
         record is not in the log.
 
         `run`: key of the record's run. `number`: number of the record within the run. `payload`:
-        the encoded record. `later`: write it together with the next record, at the latest in the
-        next iteration of the event loop. If the write of such a record fails, nothing is raised,
-        and it stays in memory until a write succeeds.
+        the encoded record. `later`: True to write the record together with the next one, at the
+        latest in the next iteration of the event loop. If that write fails, nothing is raised, and
+        the record stays in memory until a write succeeds.
         """
         self._check_open()
         self._buffer.append(_encoded(self._salt, run, number, payload))
@@ -461,8 +461,8 @@ class RunLog:
         self.close()
 
     def close(self, *, empty: bool = False) -> None:
-        """Close the log and release its lock. `empty`: delete its segments, because the database
-        has all runs.
+        """Close the log and release its lock. `empty`: True to delete all segments of the log,
+        because the database has all runs.
         """
         if self._lock == -1:
             return
@@ -604,9 +604,7 @@ def _in_use(folder: Path) -> StoreInUse:
 
 
 def identity(file: int | Path) -> tuple[int, int] | None:
-    """Return the device and the inode of a file, which identify it; None if the file does not
-    exist.
-    """
+    """Return the device and inode numbers of a file, its identity; None if it does not exist."""
     try:
         status = file.stat() if isinstance(file, Path) else os.fstat(file)
     except OSError:

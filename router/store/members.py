@@ -42,8 +42,8 @@ _OPENS_S = _GRACE_S - 1.0
 """Max seconds since this gateway last saw that it holds its lock. Afterwards, no call may be made.
 """
 _PAST_S = 86400.0
-"""This many seconds after its end, a minute, day or month is over for all gateways, even if their
-clocks differ.
+"""Seconds after the end of a minute, day or month. Then the period is over for all gateways, even
+if their clocks differ.
 """
 _LOCKS = 1919118445
 """First key of the advisory locks on epochs; the second key is the epoch."""
@@ -84,8 +84,8 @@ class Members:
     @asynccontextmanager
     async def joined(self, on_fenced: Callable[[], None]) -> AsyncIterator[None]:
         """Be a member while the context is open. `on_fenced`: called when another gateway has
-        fenced this gateway and closed its runs; afterwards, it joins again with a new epoch. Raises
-        `StoreFailed`.
+        fenced this gateway and closed its runs. Afterwards, this gateway joins again, with a new
+        epoch. Raises `StoreFailed`.
         """
         try:
             await self._join()

@@ -21,7 +21,7 @@ from router.store.schema import RUNS
 from router.trace.run import RunStatus
 
 _REQUEST_ID_S = 86400
-"""Seconds after a run's start during which its name belongs to it."""
+"""Seconds from a run's start. During this time, the run's name belongs to the run."""
 _BITS = 1 << 25
 """Number of bits of the Bloom filter of one day, 4 MiB. With two million names in it, one in a
 thousand new names is mistaken for a used one.
@@ -49,8 +49,8 @@ class Named(NamedTuple):
         return cls(start.id, start.fingerprint, "running", start.started_at)
 
     def holds(self, now: float) -> bool:
-        """Return whether the name still belongs to this run at the Unix time `now`, so that no new
-        run may use it.
+        """Return True if the name still belongs to this run at the Unix time `now`. Then no new run
+        may use the name.
         """
         return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
 
@@ -118,7 +118,7 @@ class RequestNames:
 
     def forget_ended(self, stored: Callable[[Position], bool]) -> None:
         """Drop from memory the ended runs that are in the database now. `stored`: function that
-        returns whether the database has everything up to a position in the log.
+        returns True if the database has everything up to a position in the log.
         """
         while self._ended and stored(self._ended[0][0]):
             _, name, run_id = self._ended.popleft()

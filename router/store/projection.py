@@ -91,9 +91,9 @@ def _as_they_stand(
     closed: set[str],
 ) -> Iterator[Change]:
     """Yield the changes that must be written to a PostgreSQL database, where each run has had a row
-    since it began. If another gateway has closed a run, add its identifier to `closed`, and yield
-    it without its answer, as interrupted. Yield an interrupted run as cancelled if its cancellation
-    was requested.
+    since it began. If another gateway has closed a run, add the run's identifier to `closed`, and
+    yield the run without its answer and with the status `interrupted`. If the cancellation of an
+    interrupted run was requested, yield the run with the status `cancelled`.
     """
     ids = [change.start.id for change in changes]
     wanted = (

@@ -53,7 +53,7 @@ class Settled(Frozen, array_like=True, tag=12):
 
 
 class Reserved(Frozen, array_like=True, tag=13):
-    """Record of the amount reserved for the answer. It replaces the amount reserved before."""
+    """Record that an amount is reserved for the answer, in place of any earlier amount."""
 
     amount: Amount
 
@@ -91,8 +91,8 @@ def encode(record: Record) -> bytes:
 
 
 def decode(payload: bytes) -> Record:
-    """Return the record in the bytes of any version. Raises `msgspec.DecodeError`, also for a
-    version that a later release wrote.
+    """Decode a record of version 0 or `VERSION`. Raises `msgspec.DecodeError`, also for a version
+    that a later release wrote.
     """
     version = payload[0] if payload and payload[0] <= _LAST_VERSION else 0
     if version not in _READERS:
@@ -216,8 +216,8 @@ class RecordedRun:
 
 
 def withheld(run: Run, status: RunStatus, error: str) -> Run:
-    """Return a copy of an ended run whose answer is not delivered: with the status `status`, the
-    error `error`, and without the answer.
+    """Return a copy of an ended run without its answer, because the answer is not delivered. The
+    copy has the status `status` and the error `error`.
     """
     events = tuple(
         event for event in run.events if not isinstance(event, AnswerDelta | AnswerWritten)

@@ -51,8 +51,8 @@ class SQLUsages(Frozen):
 
     database: Database
     under_way: Callable[[], tuple[Sequence[Call], Sequence[OpenedCall]]] = lambda: ((), ())
-    """Function that returns the ended calls and the open calls of the runs that are running at this
-    gateway. The database does not have them yet.
+    """Function that returns the ended calls and the open calls of this gateway's running runs.
+    These calls are not in the database yet.
     """
 
     async def usage(self, query: UsageQuery) -> UsageReport:

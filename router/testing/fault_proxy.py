@@ -1,9 +1,9 @@
-"""Proxies for tests that inject random faults between the gateway and model endpoints: connections
+"""Proxies for tests. They inject random faults between the gateway and model endpoints: connections
 are reset, calls are refused for a while or never answered, and replies are cut off, slowed down or
 garbled. The same seed gives the same faults.
 
-A proxy also records the request id of each attempt and the endpoint's own token count, so that they
-can be compared with the ledger.
+A proxy also records the request id of each attempt and the endpoint's own token counts, so that a
+test can compare them with the ledger.
 """
 
 import asyncio
@@ -40,10 +40,17 @@ Fault = Literal[
     "throttled",
     "overloaded",
 ]
+"""Kind of a fault. `reset`: the connection is reset. `black_hole`: the call is never answered.
+`drip`: the reply arrives in small pieces, with pauses. `cut`: the reply ends early. `lying_usage`:
+the token counts are wrong. `invalid_utf8`: lines contain invalid bytes. `duplicated`: lines are
+repeated. `throttled`, `overloaded`: calls are refused (see `STORMS`).
+"""
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 SEARCH_FAULTS: tuple[Fault, ...] = "reset", "black_hole", "drip", "overloaded"
 STORMS: dict[Fault, int] = {"throttled": 429, "overloaded": 503}
-"""Faults that occur as storms: all calls are refused for a while, with this HTTP status."""
+"""Faults that occur as storms, with the HTTP status of each. During a storm, all calls are refused
+with this status.
+"""
 _STORM_WEIGHT = 0.1
 """Weight of each storm in the random choice of a fault; other faults have the weight 1. It is low,
 because a storm affects many calls.
@@ -72,7 +79,9 @@ _DRIP_BYTES = 16
 _DRIP_S = (0.005, 0.2)
 """Shortest and longest pause between two pieces of a reply with the fault `drip`, in seconds."""
 _STUCK_SHARE = 0.5
-"""A request other than a completion hangs with this probability times the plan's `share`."""
+"""A request other than a completion, such as a health check, hangs with this probability times the
+plan's `share`.
+"""
 
 
 class FaultPlan:
@@ -91,8 +100,8 @@ class FaultPlan:
         self.chance = random.Random(seed)
         self.share = share
         self.seen = Counter[str]()
-        """Number of calls by fault. The key `none` counts calls without a fault, and `stuck`
-        requests other than completions that hang.
+        """Number of calls by fault. The key `none` counts calls without a fault. The key `stuck`
+        counts hanging requests other than completions.
         """
         self.faults = tuple(faults)
         self._clock = clock
@@ -156,7 +165,7 @@ class Attempt(msgspec.Struct):
     """A completion request that reached a proxy."""
 
     deployment: str
-    """Base URL of the proxy to which the request was made."""
+    """Base URL of the proxy that received the request."""
     request_id: str
     conversation: bytes = b""
     """Digest of the request's messages."""
@@ -297,9 +306,8 @@ async def fault_proxies(
 ) -> AsyncIterator[list[FaultProxy]]:
     """Run a proxy for each of the base URLs `upstreams`, on free ports of the loopback interface.
 
-    The proxies inject no faults until a test sets `plan.share` above 0. `seed`: the plans are made
-    from this number, so that the same number gives the same faults. `faults`: the faults from which
-    the plans choose.
+    The proxies inject no faults until a test sets `plan.share` above 0. `seed`: seed of the plans;
+    the same seed gives the same faults. `faults`: the faults from which the plans choose.
     """
     async with AsyncExitStack() as stack:
         session = await stack.enter_async_context(

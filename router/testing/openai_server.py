@@ -1,5 +1,5 @@
-"""A small HTTP server with OpenAI's API, for tests and benchmarks. Its answers are scripted: they
-can be immediate, slow, or faulty.
+"""A small HTTP server with OpenAI's API, for tests and benchmarks. A test scripts its answers:
+immediate, slow, or faulty ones.
 
 A behaviour is a handler of one request. `server.plays(writes(script), fails(503, "busy"))` sets the
 behaviours of the next two requests. For `writes(script)`, the function `script` returns the text of
@@ -25,7 +25,7 @@ MODEL = "tiny"
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8"}
 _TOKENS = web.RequestKey("tokens", dict[str, int])
-"""Key under which a request keeps the token counts of its reply."""
+"""Key under which the token counts of the reply are attached to a request."""
 Behaviour = Callable[[web.Request], Awaitable[web.StreamResponse]]
 """Handler of one request."""
 
@@ -105,13 +105,14 @@ async def serving() -> AsyncIterator[OpenAIServer]:
 
 
 class ChatRequest(Frozen):
-    """A completion request, as `writes` passes it to its script."""
+    """A completion request, the argument of a script (see `writes`)."""
 
     model: str
     messages: list[dict[str, Any]]
     stream: bool = False
     request_id: str = ""
-    """The header `X-Request-Id`: the id of the run and the number of the call."""
+    """Value of the header `X-Request-Id`: the id of the run, a hyphen, and the number of the call.
+    """
 
     @property
     def texts(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Temporary PostgreSQL servers for tests, which need an installed PostgreSQL."""
+"""Temporary PostgreSQL servers for tests. PostgreSQL must be installed."""
 
 import os
 import pwd
@@ -34,18 +34,20 @@ class PostgresServer(NamedTuple):
     url: str
     """URL of an empty database on the server."""
     restart: Callable[[str], None]
-    """Restarts the server and waits until it is up. Argument: the shutdown mode for `pg_ctl`, such
-    as `fast`.
+    """Function that restarts the server and waits until it is up. Its argument is the shutdown mode
+    for `pg_ctl`, such as `fast`.
     """
     new: Callable[[], str]
-    """Creates another empty database on the server, and returns its URL."""
+    """Function that creates another empty database on the server, and returns the URL of the
+    database.
+    """
 
 
 @contextmanager
 def running_postgres(*, durable: bool = True) -> Iterator[PostgresServer]:
     """Run a PostgreSQL server on a free port of the loopback interface while the context is open.
 
-    `durable`: whether each commit waits until its changes are on disk (`fsync`). If the current
+    `durable`: True if each commit must wait until its changes are on disk (`fsync`). If the current
     user is root, the server runs as the user `nobody`, because PostgreSQL refuses to run as root.
     Raises `RolegateError` if PostgreSQL is not installed.
     """

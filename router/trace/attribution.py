@@ -1,5 +1,5 @@
-"""Attribution of a wrong answer to the role that caused it, by where in the run the right answer
-occurs.
+"""Attribution of a wrong answer to the role that lost the right answer. To find the role, the run's
+reports and passages are searched for the right answer.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ Loss = Literal[
 
 - `documents`: the documents do not contain it, as far as a search for it shows.
 - `delegation`: the documents contain it, but no sub-query led to it.
-- `retrieval`: no search found it, and all executors that failed did so because retrieval failed.
+- `retrieval`: no search found it. Executors failed, each of them because retrieval failed.
 - `execution`: an executor ended without a report.
 - `reading`: an executor's search found the right answer, but the executor did not report it.
 - `management`: a worker reported it, but its manager did not.
@@ -49,8 +49,8 @@ class Attribution(Frozen):
     """The result of tracing a wrong answer to its cause."""
 
     lost_by: Loss | None
-    """Where the right answer was lost. None if the answer is right, or if the cause is unknown
-    because the documents were not searched.
+    """The part of the run in which the right answer was lost. None if the answer is right, or if
+    the cause is unknown because the documents were not searched.
     """
     right: bool
     """True if the answer contains the right answer."""
@@ -67,12 +67,12 @@ def attribute(
     golds: Sequence[str],
     known: Sequence[Passage] | None = None,
 ) -> Attribution | None:
-    """Find out which role lost the right answer, by where in the run one of the right answers
-    `golds` occurs. Return None if `golds` is empty, if the run's result is not an answer, or if the
-    run's texts are not stored. Calls no model.
+    """Find the role that lost the right answer. For that, look for the right answers `golds` in the
+    answer, the reports and the passages of the run. Return None if `golds` is empty, if the run's
+    result is not an answer, or if the run's texts are not stored. Calls no model.
 
-    `known`: the passages that a search of the index for the right answer found; None if there was
-    no such search.
+    `known`: passages from a separate search of the documents for the right answer; None if there
+    was no such search.
     """
     result = run.result
     if not isinstance(result, Trajectory) or run.redacted or not golds:
@@ -132,8 +132,8 @@ def _seen(
     searches: Iterable[SearchRecord],
     golds: Sequence[str],
 ) -> list[Sighting]:
-    """Return the occurrences of the folded right answers `golds` in the passages of an agent's
-    searches.
+    """Return the occurrences of the right answers `golds` in the passages of an agent's searches.
+    `golds` must be folded (normalised, see `router.folding`).
     """
     sightings = list[Sighting]()
     for search in searches:
@@ -148,7 +148,7 @@ def _seen(
 
 def _cited(passages: Iterable[Passage], golds: Sequence[str]) -> Iterable[Citation]:
     """Yield one citation for each passage that contains one of the folded `golds`. The citation
-    quotes the sentence that contains the right answer, or the title if no single sentence contains
+    quotes the sentence with the right answer, or the passage's title if no single sentence contains
     it.
     """
     for passage in passages:

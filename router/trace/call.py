@@ -14,9 +14,10 @@ from router.models.model import TOKEN_COUNTS
 
 RoleName = Literal["delegation", "execution", "answer", "judge"]
 AgentRole = RoleName | Literal["condense", "rerank"]
-"""Function of an agent within a run. `condense`: the delegator's model, as it writes the question
-from a conversation; its calls are booked on the role `delegation`. `rerank`: the reranker of an
-executor's searches; its calls are booked on the role `execution`.
+"""Function of an agent within a run. `condense`: the delegator's model rewrites a follow-up
+question so that it can be understood without its conversation; its calls are booked on the role
+`delegation`. `rerank`: the reranker orders the passages of an executor's searches; its calls are
+booked on the role `execution`.
 """
 Purpose = Literal[
     "first", "retry", "correction", "shortened", "fallback", "shadow", "condense", "rerank"
@@ -53,12 +54,12 @@ class OpenedCall(Frozen, gc=False):
     executor_version: str | None
     """The version of the executor; None for other roles."""
     purpose: Purpose
-    """Why the attempt is made. `first`: the first attempt of a call. `retry`: an earlier attempt of
+    """Reason for the attempt. `first`: the first attempt of a call. `retry`: an earlier attempt of
     the call failed. `correction`: the previous output was malformed. `shortened`: the previous
-    prompt was too long. `fallback`: another model is unavailable. `shadow`: an executor version is
-    tried alongside the version that serves. `condense`: a question is rewritten so that it can be
-    understood without its conversation; retries have this purpose too. `rerank`: the passages of a
-    search are reordered, also in a shadow run.
+    prompt was too long. `fallback`: the role's own model is unavailable. `shadow`: an executor
+    version is tried alongside the version that serves. `condense`: a question is rewritten so that
+    it can be understood without its conversation; retries have this purpose too. `rerank`: the
+    passages of a search are reordered, also in a shadow run.
     """
     attempt: int
     """1 for the first attempt of a call, 2 for the second, and so on."""
@@ -67,8 +68,8 @@ class OpenedCall(Frozen, gc=False):
     max_tokens: int
     """Max tokens of the output."""
     reserved: Amount
-    """The most that the attempt can cost, in tokens and in billionths of a dollar; zero if the run
-    has no limits on spending.
+    """The most that the attempt can spend: an amount in tokens, and one in billionths of a dollar.
+    Both are 0 if the run has no limits on spending.
     """
     started_at: float
     """Unix time, seconds."""
@@ -77,7 +78,7 @@ class OpenedCall(Frozen, gc=False):
     manager: str = ""
     """Name of the manager that the sub-query went to; empty if there is none."""
     worker: int | None = None
-    """The number of the worker within its manager, from 0; None for the manager itself."""
+    """The number of the worker among its manager's workers, from 0; None for the manager itself."""
     key_id: str = ""
     """Public part of the API key of the run's request; empty if it had none."""
 
@@ -87,9 +88,9 @@ class OpenedCall(Frozen, gc=False):
         return f"{self.run_id}-{self.number}"
 
     def allows(self, usage: Usage) -> bool:
-        """Return whether `usage` is possible for this attempt: the prompt is not empty and within
-        its bound, the output is within `max_tokens`, cached and reasoning tokens are within the
-        prompt and the output, and the total is within the reservation.
+        """Return True if `usage` is possible for this attempt: the prompt is not empty and within
+        its bound, the output is within `max_tokens`, cached tokens are within the prompt, reasoning
+        tokens are within the output, and the total is within the reservation.
         """
         read = usage.prompt_tokens
         written = usage.completion_tokens
@@ -126,7 +127,9 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     """True if `usage` is None because the engine reported an impossible usage."""
 
     def count(self, name: str) -> int | None:
-        """Return the call's count `name`, which is one of `SUMMED_COUNTS`; None if unknown."""
+        """Return a count of the call, such as its prompt tokens; None if unknown. `name`: one of
+        `SUMMED_COUNTS`.
+        """
         count: int | None = getattr(self.usage if name in TOKEN_COUNTS else self, name, None)
         return count
 
@@ -199,8 +202,8 @@ class Price(Frozen, forbid_unknown_fields=True, kw_only=True):
         prompt_tokens: int,
         completion_tokens: int,
     ) -> int:
-        """Return the max cost of this many tokens in billionths of a dollar, for the dearer of a
-        cached and an uncached prompt.
+        """Return the max cost of this many tokens in billionths of a dollar. Prompt tokens count at
+        the higher of the two prices `prompt` and `cached`.
         """
         per_prompt = max(self.prompt, self.cached or 0.0)
         return round((prompt_tokens * per_prompt + completion_tokens * self.completion) * 1000)
@@ -229,7 +232,8 @@ class UsageSums(Frozen, kw_only=True):
 
 SUMS = UsageSums.__struct_fields__
 SUMMED_COUNTS = tuple(name for name in SUMS if not name.startswith("attempts"))
-"""Names of the sums over a count of each call, such as its tokens. The other sums count attempts.
+"""Names of the fields of `UsageSums` that sum a count of each attempt, such as its prompt tokens.
+The other fields are numbers of attempts.
 """
 
 
@@ -251,8 +255,8 @@ def layer_of(spent: OpenedCall | RoleTotal) -> Layer:
 
 
 def totals(calls: Iterable[Call]) -> list[RoleTotal]:
-    """Return the sums of `calls` for each combination of role, model and manager, in the order of
-    its first call.
+    """Return the sums of `calls` for each combination of role, model and manager. Combinations are
+    in the order of their first calls.
     """
     groups: dict[tuple[RoleName, str, str], list[Call]] = {}
     for call in calls:

@@ -39,7 +39,7 @@ def sentences(text: str) -> list[str]:
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Return where the sentences of a text start and end, in characters; see `sentences`."""
+    """Return the start and the end of each sentence of a text, in characters; see `sentences`."""
     ends = list[int]()
     start = 0
     for end in _END.finditer(text):
@@ -66,8 +66,9 @@ _FUNCTION_WORDS = frozenset(
 words, and paraphrases replace them.
 """
 _CITED_SHARE = 0.75
-"""Min share of the terms of a point's sentence that a passage must contain to be cited, from 0 to
-1. It is high because executors copy sentences or reword them only slightly.
+"""A passage is cited for a sentence of a point only if it contains at least this share of the
+sentence's terms, from 0 to 1. The share is high because executors copy sentences or reword them
+only slightly.
 """
 _MAX_CHARS = 300
 """Max characters of a quote."""
@@ -76,15 +77,15 @@ _MAX_DOCUMENT_CHARS = 1000
 MAX_CITED = 8
 """Max citations for one sentence of a point."""
 _MAX_SENTENCES = 64
-"""A point with more sentences than this gets no citation. The limit bounds the time of `cite`."""
+"""A point with more sentences than this gets no citation. This limits the time of `cite`."""
 _MAX_OF_ALL = 256
-"""`cite` reads at most this many sentences of all its points together. Further points get no
-citation.
+"""Max sentences that one call of `cite` looks for, counted over all its points. Further points get
+no citation.
 """
 _CACHED_CHARS = 1_000_000
-"""Max size of the cache of `read`, in characters of the texts that it has read."""
+"""Max size of the cache of `read`, in characters of the cached texts."""
 _FIXED_CHARS = 500
-"""Number of characters that each text in the cache counts in addition to its own, as overhead."""
+"""Overhead of each text in the cache, in characters. It is added to the text's own length."""
 
 
 class Citation(Frozen, gc=False):
@@ -103,7 +104,8 @@ class Citation(Frozen, gc=False):
 
 
 class Reading:
-    """The sentences of a text, verbatim and folded (see `router.folding`).
+    """The sentences of a text, verbatim and folded (normalised for comparison, see
+    `router.folding`).
 
     Many readings are cached. They hold only strings and tuples of strings, which the garbage
     collector does not have to track, unlike lists and sets.
@@ -153,18 +155,19 @@ def read(text: str) -> Reading:
 
 
 def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citation]]:
-    """Return, for each of `points`, citations of the sentences that support it, in the order of the
-    passages. The list is empty if one of the point's sentences is not supported.
+    """Return a list of citations for each of `points`. A list has the sentences of passages that
+    support the point, in the order of the passages. It is empty if a sentence of the point is not
+    supported.
 
     Each sentence of a point is compared with each passage. The passages that contain the most of
-    its terms are cited, if they contain at least the share `_CITED_SHARE`. From each, one sentence
-    is cited. The cited sentence must contain all names and numbers of the point's sentence. Words
-    of the passage's title count as contained too. So do words of the previous sentence, if the
-    cited sentence continues its subject. Hence a table row does not support a point that mixes two
-    rows.
+    its terms are cited, if they contain at least the share `_CITED_SHARE`. From each of these
+    passages, one sentence is cited. It must contain all names and numbers of the point's sentence,
+    so a table row does not support a point that mixes two rows. Words of the passage's title count
+    as contained, and so do words of the previous sentence, if the cited sentence continues its
+    subject.
 
-    The time is limited: a point with more than `_MAX_SENTENCES` sentences gets no citation. Neither
-    does a point with which the sentences of all points so far exceed `_MAX_OF_ALL`.
+    To limit the time, a point gets no citation if it has more than `_MAX_SENTENCES` sentences, or
+    if it and the points before it have more than `_MAX_OF_ALL` sentences together.
     """
     shown = list({passage.id: passage for passage in passages}.values())
     citations = list[list[Citation]]()
@@ -246,8 +249,8 @@ def citation(
     sentence: str,
     worth: Callable[[str, str], int] = lambda *_: 0,
 ) -> Citation:
-    """Return the citation of `sentence` in `passage`. If the sentence is long, cite the excerpt
-    with the highest worth.
+    """Return the citation of `sentence` in `passage`. If the sentence is long, the citation quotes
+    only an excerpt: the one with the highest worth.
 
     `worth`: returns the worth of an excerpt. Arguments: the excerpt, and its folded form (see
     `router.folding`).

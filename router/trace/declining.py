@@ -87,14 +87,14 @@ _BEGINNINGS = (
 
 
 def declines(answer: str) -> bool:
-    """Return whether a short answer only says that nothing was found."""
+    """Return True if an answer is short and only says that nothing was found."""
     words = answer.strip(_AROUND).casefold().replace("’", "'").replace("n't ", " not ")
     return len(answer) <= LONGEST and _DECLINING.fullmatch(words) is not None
 
 
 def may_decline(beginning: str) -> bool:
-    """Return whether an answer that begins with `beginning` may turn out to only say that nothing
-    was found.
+    """Return True if an answer that begins with `beginning` may only say that nothing was found,
+    once it is complete.
     """
     words = beginning.lstrip(_AROUND).casefold()
     return len(words) <= LONGEST and any(

@@ -1,5 +1,5 @@
-"""Exports of runs for training and analysis: a run as one flat row, or as the conversation of each
-of its agents with the run's reward.
+"""Exports of runs for training and analysis. A run is exported as one flat row, or as one line for
+each of its agents, with the agent's conversation and the run's reward.
 """
 
 import hashlib
@@ -39,7 +39,7 @@ class ExportRow(Frozen):
     question: str
     """The question as it was searched; differs from `request` in a conversation."""
     request_id: str
-    """The client's name for the request; empty for none."""
+    """The idempotency key that the client chose; empty for none."""
     outcome: str
     """The outcome of an answer or a table. Empty for other kinds of runs, and for runs that did not
     finish.
@@ -112,8 +112,8 @@ def outcome_of(run: Run) -> AnswerOutcome | TableOutcome | None:
 
 
 def output_of(run: Run) -> str:
-    """Return the answer, the report's answer or the completion that the run produced. Return an
-    empty string if there is none, and for tables.
+    """Return the text that the run produced: the answer, the answer in the report, or the
+    completion. Return an empty string if there is none, and for tables.
     """
     match run.result:
         case Trajectory():
@@ -135,13 +135,13 @@ class Reward(Frozen):
     """The quantities from which a trainer computes a run's reward. Each is null if unknown."""
 
     exact_match: bool | None
-    """Whether the answer equals a right answer."""
+    """True if the answer equals a right answer."""
     f1: float | None
     """Token F1 of the answer against the right answers, from 0 to 1."""
     tokens: int | None
     """Prompt and completion tokens of all calls of the run."""
     item_f1: float | None = None
-    """Item F1 of the table against its right rows, from 0 to 1."""
+    """Item F1 (F1 over cells) of the table against its right rows, from 0 to 1."""
 
 
 class AgentTrajectory(Frozen):

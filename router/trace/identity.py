@@ -15,9 +15,9 @@ from router.trace.scope import (
 )
 
 KeyScope = Literal["ask", "documents", "operate", "train"]
-"""Scope of a key, which decides what its owner may do. `ask`: send questions, and see the runs of
-the key's tenant. `documents`: upload, list and delete the tenant's documents. `operate`: administer
-the gateway. `train`: export traces.
+"""Scope of a key: a group of actions that the key permits. `ask`: send questions, and see the runs
+of the key's tenant. `documents`: upload, list and delete the tenant's documents. `operate`:
+administer the gateway. `train`: export traces.
 """
 SCOPES: frozenset[KeyScope] = frozenset(get_args(KeyScope))
 DEFAULT_TENANT = "default"
@@ -37,26 +37,27 @@ class Identity(Frozen):
     """Id of the key; empty if the gateway uses no keys."""
     indexes: tuple[str, ...] = (DEFAULT_INDEX,)
     """Names of the indexes that the tenant may search, sorted. The operator may search all indexes;
-    for the operator, these are the indexes of requests that name none.
+    these are the ones that are searched if the operator's request names none.
     """
     address: str = ""
     """Address from which the request came, for the audit log; empty if unknown."""
 
     @property
     def books_on(self) -> str:
-        """The tenant whose quotas the caller's requests count against. For the operator, the
-        default tenant.
+        """The tenant to whose quotas the caller's requests are charged. For the operator, this is
+        the default tenant.
         """
         return self.tenant or DEFAULT_TENANT
 
     def sees(self, tenant: str) -> bool:
-        """Return whether the caller may see runs of `tenant`."""
+        """Return True if the caller may see runs of `tenant`."""
         return self.tenant is None or self.tenant == tenant
 
     def scope(self, index: Sequence[str], only: DocumentFilter) -> Scope:
-        """Return the scope of a request of the caller. `index`: names of indexes; if empty, all
-        indexes of the tenant. `only`: the documents to search. Raises `NotFound` for an index that
-        the caller may not search, and `BadRequest` for the uploads of several tenants.
+        """Return the scope (indexes and documents to search) of a request of the caller. `index`:
+        names of indexes; empty for all indexes of the tenant. `only`: the documents to search.
+        Raises `NotFound` for an index that the caller may not search, and `BadRequest` for the
+        uploads of several tenants.
         """
         for name in index:
             if not self.may_search(name):
@@ -69,7 +70,7 @@ class Identity(Frozen):
         return Scope(tuple(names), only)
 
     def may_search(self, index: str) -> bool:
-        """Return whether the caller may search the index of this name."""
+        """Return True if the caller may search the index of this name."""
         return self.tenant is None or self._in_scopes(index) in self.indexes
 
     def _in_scopes(self, index: str) -> str:
@@ -80,4 +81,6 @@ class Identity(Frozen):
 SHADOW = Identity(SHADOW_TENANT, frozenset())
 """The identity of shadow runs, which try executor versions."""
 LOCAL = Identity(None, SCOPES)
-"""The identity of every caller of a gateway without keys, which serves only its own machine."""
+"""The identity of every caller, if the gateway has no keys. Such a gateway serves only its own
+machine.
+"""

@@ -23,8 +23,8 @@ _NAMES: dict[type[msgspec.Struct], frozenset[str]] = {
     Reranking: frozenset(("model",)),
     Scope: frozenset(("indexes",)),
 }
-"""String fields that redaction keeps, in addition to enumerations (`Literal` fields). All other
-strings are emptied, so a new field is redacted unless it is listed here.
+"""String fields that redaction keeps, by struct. It also keeps enumerations (`Literal` fields). All
+other strings are emptied, so a new field is redacted unless it is listed here.
 """
 Value = TypeVar("Value")
 

@@ -41,8 +41,8 @@ class Run(Frozen):
     empty. It is meant for the operator, as it may contain addresses.
     """
     result: Result | None
-    """The result, whose type depends on `kind`. Partial for a run that did not finish; None if
-    there is no result.
+    """The result. Its type depends on `kind`. It is partial for a run that did not finish, and None
+    if there is no result.
     """
     settings: dict[str, RoleSetting]
     """Models and system prompts of the run's roles, by role. The key of a manager is
@@ -54,14 +54,14 @@ class Run(Frozen):
     duration_s: float
     tenant: str = DEFAULT_TENANT
     request_id: str = ""
-    """The client's name for the request; empty for none."""
+    """The idempotency key that the client chose; empty for none."""
     events: tuple[Event, ...] = ()
-    """Events in order. Clients number them from 1."""
+    """Events, in the order in which they occurred. Clients see them numbered from 1."""
     redacted: bool = False
     """True if the run was stored without its texts."""
     resumed_from: str = ""
-    """Id of the interrupted run that this run resumed. Calls for the reused turns are recorded in
-    that run. Empty if this run resumed none.
+    """Id of the interrupted run that this run resumed; empty for none. The calls of reused turns
+    are recorded only in the interrupted run.
     """
     scope: Scope = DEFAULT_SCOPE
     """The indexes and documents that the run could search."""
@@ -104,8 +104,8 @@ class Feedback(Frozen):
 
     @property
     def good(self) -> bool | None:
-        """`accepted` if it is stated, or else whether `score` is at least 0.5. None if neither is
-        stated.
+        """True if the answer is good: the value of `accepted` if it is stated, otherwise True if
+        `score` is at least 0.5. None if neither is stated.
         """
         if self.accepted is None and self.score is not None:
             return self.score >= 0.5
@@ -118,8 +118,8 @@ class Feedback(Frozen):
 
 
 def right_answers(feedback: Sequence[Feedback]) -> tuple[str, ...]:
-    """Return the distinct right answers in `feedback`. If the operator states any, return only the
-    operator's.
+    """Return the distinct right answers in `feedback`. If any of them are from the operator, return
+    only these.
     """
     stating = [item for item in feedback if item.right_answer.strip()]
     trusted = [item for item in stating if item.tenant is None]

@@ -8,7 +8,8 @@ from router.frozen import Frozen
 DEFAULT_INDEX = "default"
 """Name of the index in `[retrieval]` of the config."""
 UPLOADS = "uploads"
-"""Name that requests use for the index of the documents that the caller's tenant has uploaded."""
+"""Name of an index in requests: the index of all documents that the caller's tenant has uploaded.
+"""
 
 
 class DocumentFilter(Frozen, forbid_unknown_fields=True):
@@ -25,7 +26,7 @@ class DocumentFilter(Frozen, forbid_unknown_fields=True):
     path_prefix: str = ""
     """Beginning of the path."""
     tags: tuple[str, ...] = ()
-    """Tags, all of which a document must have."""
+    """Tags. A document must have all of them."""
 
     def admits(
         self,
@@ -35,7 +36,7 @@ class DocumentFilter(Frozen, forbid_unknown_fields=True):
         path: str,
         tags: Container[str],
     ) -> bool:
-        """Return whether a document with this metadata has all properties of the filter. `date`: a
+        """Return True if a document with this metadata has all properties of the filter. `date`: a
         day such as 2026-11-21. Each argument is empty if it is unknown.
         """
         return (

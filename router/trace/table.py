@@ -10,8 +10,8 @@ from router.trace.citation import Citation
 ColumnType = Literal["text", "integer", "number", "date", "url", "boolean", "choice"]
 AskKind = Literal["discover", "fill", "settle"]
 Operator = Literal["equals", "one_of", "before", "after", "at_least", "at_most", "contains"]
-"""How a condition compares a row's value with the condition's value. `before` and `after` are not
-met by the condition's value itself: after 1990 means 1991 or later.
+"""Comparison of a row's value with the condition's value. `before` and `after` are not met by the
+condition's value itself: after 1990 means 1991 or later.
 """
 CheckState = Literal["met", "contradicted", "not_checked"]
 RowKey = tuple[str, ...]
@@ -42,7 +42,8 @@ class Condition(Frozen, gc=False):
     """A condition that a row must meet to belong to the table."""
 
     column: Column
-    """The column whose value is compared. A yes/no question is a hidden column of the type boolean.
+    """The column whose value is compared. For a condition in the form of a yes/no question, this is
+    a hidden column of the type boolean.
     """
     operator: Operator = "equals"
     values: tuple[str, ...] = ()
@@ -92,8 +93,8 @@ class Ask(Frozen, gc=False):
     (a baseline of the benchmarks).
     """
     discovery: int = 0
-    """Number of a discovery, from 1, in the order in which the delegator wrote the discoveries. 0
-    for other kinds of asks, and for a table that a model wrote itself.
+    """Number of a discovery, from 1, in the order in which the delegator wrote discoveries. 0 for
+    other kinds of asks, and for all asks of a table that a model wrote itself.
     """
     attempt: int = 1
     """The number of the attempt, from 1. Attempts are counted per discovery, and per cell of a row.
@@ -103,9 +104,9 @@ class Ask(Frozen, gc=False):
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """Sort key of asks, which depends on the ask alone. Discoveries come first, in the order in
-        which they were written, then fills, then settling. Of two equal asks, the earlier attempt
-        comes first.
+        """Sort key of asks. It depends on the ask alone. Discoveries come first, in the order in
+        which they were written, then fills, then asks that settle cells. Of two equal asks, the
+        earlier attempt comes first.
         """
         kind = get_args(AskKind).index(self.kind)
         return kind, self.discovery, self.attempt, self.row or (), self.columns, self.manager
@@ -122,8 +123,8 @@ TableOutcome = Literal[
     "no_search",
     "out_of_scope",
 ]
-"""Why the filling of a table ended. `filled`: the delegator wanted no more rows, and nothing was
-left to look up. The other outcomes name the limit or the failure that ended the run.
+"""Reason why the filling of a table ended. `filled`: the delegator wanted no more rows, and nothing
+was left to look up. The other outcomes name the limit or the failure that ended the run.
 """
 CellState = Literal["missing", "given", "single", "agreed", "conflict", "not_found"]
 Support = Literal["stated", "value_only", "unsupported"]
@@ -138,9 +139,12 @@ class Claim(Frozen, gc=False):
     ask: Ask
     """The ask that led to the report."""
     support: Support
-    """How well the passages that the executor was shown support the value."""
+    """Support by the passages that the executor was shown. `stated`: a sentence states the value
+    for the row. `value_only`: a sentence contains the value, but the row is not named nearby.
+    `unsupported`: neither.
+    """
     citations: tuple[Citation, ...]
-    """One sentence of each passage that contains the value."""
+    """Citations of the value, one sentence from each passage that contains it."""
 
 
 class Cell(Frozen, gc=False):
@@ -191,7 +195,7 @@ class Row(Frozen, gc=False):
     aliases: tuple[RowKey, ...] = ()
     """Other keys under which asks and reports name this row."""
     given: bool = False
-    """Whether the client gave the row."""
+    """True if the client gave the row."""
     checks: tuple[Check, ...] = ()
     """The result of each condition, in the order of the table's conditions."""
 

@@ -37,7 +37,7 @@ class AgentId(NamedTuple):
     manager: str = ""
     """Name of the manager that the sub-query went to; empty if there is none."""
     worker: int | None = None
-    """The number of the worker within its manager; None if the agent is not a worker."""
+    """The number of the worker among its manager's workers; None if the agent is not a worker."""
 
     @property
     def path(self) -> str:
@@ -84,8 +84,8 @@ class AgentWork(NamedTuple):
 _Searches = tuple[SearchRecord, ...]
 _Changed = tuple[Conversation | None, _Searches]
 _Change = Callable[[AgentWork, _Searches], _Changed]
-"""Function that is called for an agent, with its work and its searches. It returns the conversation
-and the searches that replace those of the agent.
+"""Function that takes an agent's work and searches. It returns a conversation and searches to put
+in their place.
 """
 _Led = TypeVar("_Led", bound=Trajectory | TableRun)
 
@@ -109,8 +109,8 @@ def work_of(run: Run) -> list[AgentWork]:
 
 
 def _changed(result: Result | None, change: _Change, alone: AgentId) -> Result | None:
-    """Return `result` with `change` applied to each agent's work. `alone`: the agent to assume if
-    the result is a single conversation.
+    """Return `result` with `change` applied to each agent's work. `alone`: the agent that had the
+    conversation, if the result is a single conversation.
     """
     match result:
         case Trajectory() | TableRun():
@@ -167,9 +167,11 @@ class Turn(Frozen, array_like=True, tag=1):
 
     agent: AgentId
     kept: int
-    """Number of messages, from the first, that this prompt shares with the previous one."""
+    """Number of messages at the start of the prompt that are also at the start of the agent's
+    previous prompt.
+    """
     messages: tuple[Message, ...]
-    """The prompt's further messages."""
+    """The other messages of the prompt."""
     output: Completion
 
 
@@ -189,7 +191,9 @@ class Decided(Frozen, array_like=True, tag=3):
 
 
 class Asked(Frozen, array_like=True, tag=4):
-    """Record of the sub-query number of an ask, which is one piece of work on a table."""
+    """Record that an ask (a piece of work on a table) is expressed by the sub-query with this
+    number.
+    """
 
     number: int
     ask: Ask
@@ -197,12 +201,14 @@ class Asked(Frozen, array_like=True, tag=4):
 
 TraceRecord = Turn | Searched | Decided | Asked
 _RECORDED = Completion("", "told by the turns")
-"""Placeholder in a stored conversation for the messages and outputs that the records contain."""
+"""Placeholder in a stored conversation. It stands for the messages and outputs in the run's
+records.
+"""
 
 
 class Turns:
-    """The conversations and searches of a run's agents, rebuilt from the records so far. A resumed
-    run gets from here the turns and searches that the interrupted run has recorded.
+    """The conversations and searches of a run's agents, rebuilt from the records so far. When the
+    run is resumed after an interruption, its recorded turns and searches are replayed from here.
     """
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ ExecutionOutcome = Literal[
     "retrieval_failed",
     "budget_exhausted",
 ]
-"""How the work on a sub-query ended. `reported`: with a report. `escalated`: a manager passed the
+"""Outcome of the work on a sub-query. `reported`: with a report. `escalated`: a manager passed the
 sub-query on, but no other manager took it. `no_report`: the last output of the model was no report.
 `timed_out`: the time ran out. `model_failed`, `retrieval_failed`: a model or the retrieval failed.
 `budget_exhausted`: the request's budget or the tenant's quota was used up.
@@ -58,7 +58,7 @@ class Conversation(Frozen, gc=False, tag=True):
 
 
 class ToolCall(Frozen):
-    """A model's call of a tool, and whether it succeeded."""
+    """A model's call of a tool, with its success or error."""
 
     server: str
     """Name of the tool's server; empty if the model named an unknown tool or wrote invalid
@@ -73,7 +73,7 @@ class ToolCall(Frozen):
 
 
 class Reranking(Frozen):
-    """A call of the reranker for one search, and whether it succeeded."""
+    """A call of the reranker for one search, with its success or error."""
 
     model: str
     tokens: int | None = None
@@ -93,7 +93,7 @@ class SearchRecord(Frozen, gc=False):
     """
     passages: tuple[Passage, ...]
     ignored_queries: int = 0
-    """Number of further search blocks in the same turn, which were not run."""
+    """Number of further search blocks in the same turn. They were ignored."""
     dropped_passages: int = 0
     """Number of passages at the end of `passages` that the model was not shown, because its context
     had no room for them.
@@ -121,7 +121,8 @@ class Execution(Frozen, gc=False, tag=True):
     sub_query: str
     report: Report
     """The report; `NO_EVIDENCE` if none was written. If the outcome is `escalated`, the report
-    contains findings or what is missing, and the name of another manager to ask.
+    contains the name of another manager to ask, and the findings so far or a description of what is
+    missing.
     """
     outcome: ExecutionOutcome
     searches: tuple[SearchRecord, ...] = ()
@@ -139,8 +140,8 @@ class Execution(Frozen, gc=False, tag=True):
     work: "Trajectory | None" = None
     """For a manager: its conversation, with the executions of its workers. None for an executor."""
     before: "Execution | None" = None
-    """The execution of the manager that worked on the sub-query first, and whose report named this
-    manager to ask next. None if there was no such manager.
+    """The execution of another manager that had the sub-query before and passed it on to this
+    manager. None if there was no such manager.
     """
 
     @property
@@ -236,11 +237,11 @@ class AnswerDelta(Frozen, gc=False, tag=True):
     """
 
     kept_chars: int
-    """Number of characters of the answer so far that stay. It is smaller than the length of the
-    answer so far if the call failed and was repeated, so that the end of the answer is replaced.
+    """Number of characters to keep at the start of the answer so far. Usually these are all. After
+    a failed call was repeated, it may be fewer: the rest of the answer is replaced.
     """
     text: str
-    """The text that follows them."""
+    """Text to append to the kept characters."""
 
 
 class AnswerWritten(Frozen, tag=True):
@@ -313,7 +314,7 @@ NOT_SEARCHED = "cannot be answered, as nothing was searched for"
 
 
 def says_not_found(answer: str) -> bool:
-    """Return whether `answer` is empty, or only says that nothing was found."""
+    """Return True if `answer` is empty, or only says that nothing was found."""
     return answer.casefold().rstrip(" .!") in ("", "not found", NOT_FOUND, NOT_SEARCHED)
 
 
@@ -346,8 +347,8 @@ class Condensing(Frozen):
     history: tuple[Message, ...]
     """The messages before the question, oldest first."""
     question: str = ""
-    """The question as it is searched, which can be understood without `history`. Empty if the
-    model asked back instead, or if its output was malformed.
+    """The rewritten question, which is searched instead of the original one. Empty if the model
+    asked the user a question instead, or if the model's output was malformed.
     """
     conversation: Conversation | None = None
     """The calls that wrote `question`."""
@@ -376,8 +377,8 @@ class Trajectory(Frozen, tag=True):
     unsupported: bool = False
     """True if the answer contains names or numbers that no evidence from a passage supports."""
     condensing: Condensing | None = None
-    """How the question was rewritten from the conversation before it; None for a question without
-    history.
+    """The rewriting of the question so that it can be understood without its history; None for a
+    question without history.
     """
     style: AnswerStyle | None = None
     """Style of the answer; None for the default."""
@@ -406,8 +407,8 @@ class Trajectory(Frozen, tag=True):
         return self.executions[first : first + self.rounds[number]]
 
     def before(self, number: int) -> "Trajectory":
-        """Return the trajectory as it was before the executions of round `number` (from 0). It ends
-        with the decision that dispatched them.
+        """Return the trajectory as it was just before the executions of round `number` (from 0).
+        Its last message is the decision that dispatched these executions.
         """
         assert self.delegation is not None
         messages = self.delegation.messages[: self.messages_before_reports[number]]

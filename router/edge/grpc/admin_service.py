@@ -112,7 +112,7 @@ def _page(
     request: pb.ListKeysRequest | pb.ListTenantsRequest,
 ) -> tuple[Sequence[Any], str]:
     """Return the items of a page, and the token of the next page: the attribute `name` of the
-    page's last item. Raises `BadRequest` for an unknown token.
+    page's last item, or an empty text on the last page. Raises `BadRequest` for an unknown token.
     """
     start = 0
     if request.page_token:

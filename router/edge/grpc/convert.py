@@ -50,9 +50,9 @@ WIRE_NAMES = {
     "canary_share": "share",
     "manifest_json": "manifest",
 }
-"""Names of attributes of the gateway's values, by the name of the message field, where the two
-differ. Most of them are times: attribute names contain the unit, such as `duration_s`, but messages
-have types for times.
+"""Maps the name of a message field to the name of the gateway's attribute, where the two differ.
+Most of these are times: the names of attributes contain the unit, such as `duration_s`, but
+messages have types for times.
 """
 _MAX_BYTES = 2 << 20
 """Max bytes of an answer's `results`. Together with at most `MAX_CITATIONS` citations, the message
@@ -82,8 +82,8 @@ def to_proto(kind: type[M], value: object = None, **given: Any) -> M:
 
 @cache
 def _fields(message: Descriptor) -> list[tuple[str, str, Callable[[Any], Any] | None]]:
-    """Return for each field of a message: its name, the name of the attribute of the gateway's
-    values, and the function that converts the attribute; None if the attribute is copied.
+    """Return three values for each field of a message: the field's name, the name of the attribute
+    with its value, and the function that converts the value (None to copy it).
     """
     return [
         (field.name, WIRE_NAMES.get(field.name, field.name), _conversion(field))
@@ -152,8 +152,8 @@ def execution_to_proto(
 
 
 def _within(result: evidence_pb2.SubQueryResult, max_bytes: int) -> evidence_pb2.SubQueryResult:
-    """Return the result. If it has more than `max_bytes` bytes, its evidence, workers and searches
-    are removed and `cut` is set.
+    """Return the result. If it has more than `max_bytes` bytes, first remove its evidence, workers
+    and searches, and set `cut`.
     """
     if result.ByteSize() > max_bytes:
         for name in ("evidence", "workers", "search_queries"):
@@ -245,8 +245,8 @@ def run_to_proto(run: Run | RunSummary) -> run_service_pb2.Run:
 def full_run_to_proto(
     run: Run, feedback: Iterable[Feedback], with_trace: bool
 ) -> run_service_pb2.GetRunResponse:
-    """Convert a run with its usage, calls, output and feedback. `with_trace`: whether to include
-    the whole trace as JSON.
+    """Convert a run with its usage, calls, output and feedback. `with_trace`: True to include the
+    whole trace as JSON.
     """
     return to_proto(
         run_service_pb2.GetRunResponse,

@@ -159,8 +159,8 @@ def documents_from_proto(
 
 
 def checked_documents(documents: DocumentFilter, size: int) -> DocumentFilter:
-    """Return `documents`. Raises `BadRequest` if the filter is invalid. `size`: its size in the
-    request, in bytes.
+    """Return the filter `documents` unchanged. Raises `BadRequest` if it is invalid. `size`: size
+    of the filter in the request, in bytes.
     """
     if size > _LARGEST_FILTER:
         raise BadRequest(
@@ -227,9 +227,7 @@ def filter_from_proto(request: _Listing) -> RunFilter:
 def feedback_from_proto(
     message: run_service_pb2.SubmitFeedbackRequest | run_service_pb2.Feedback, **given: str
 ) -> Feedback:
-    """Return the feedback on a run in a message. `given`: attributes that the message does not
-    have.
-    """
+    """Convert a message to feedback on a run. `given`: attributes that the message lacks."""
     verdict = _VERDICTS[enum_field(message, "verdict")]
     return from_proto(Feedback, message, accepted=verdict, **given)
 
@@ -312,7 +310,7 @@ def _positive(field: str, limit: int) -> int:
 
 
 def page_size(requested: int, default: int) -> int:
-    """Return the number of entries of a page: `requested`, but at most 1,000, or `default` if
+    """Return the max number of entries on a page: `requested`, but at most 1,000; `default` if
     `requested` is 0.
     """
     if requested < 0:

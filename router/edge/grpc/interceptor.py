@@ -47,15 +47,16 @@ _SCOPES: dict[str, KeyScope] = {
 
 def needed_scope(method: str) -> KeyScope:
     """Return the scope that a key must have for a method such as `/rolegate.v1.RunService/GetRun`.
-    If `_SCOPES` has no entry for the method, the entry of its service applies.
+    If `_SCOPES` has no entry for the method, use the entry for the method's service.
     """
     name = method.removeprefix(_OURS)
     return _SCOPES[name if name in _SCOPES else name.partition("/")[0]]
 
 
 class CallInterceptor(grpc.aio.ServerInterceptor):
-    """Checks the key of each call, sets `CALLER`, and cancels the call if the key is revoked. Also
-    notifies the observer, writes streamed responses, and turns errors into gRPC statuses.
+    """Checks the API key of each call, sets `CALLER` (the caller's identity), and cancels the call
+    if the key is revoked. Also notifies the observer, writes streamed responses, and turns errors
+    into gRPC statuses.
 
     Services outside `rolegate.v1`, such as the health service, need no key.
     """
@@ -66,8 +67,8 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         observer: Observer | None = None,
         reading_s: float = 60.0,
     ) -> None:
-        """`access`: None admits every caller. `observer`: None for no observer. `reading_s`: max
-        seconds that a client may take to read one message of a stream.
+        """`access`: checks the keys; None to admit every caller. `observer`: None for no observer.
+        `reading_s`: max seconds that a client may take to read one message of a stream.
         """
         self._access = access
         self._observer = observer
@@ -183,7 +184,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _check_decoded(request: Any) -> None:
-    """Raise the error that `_reading` has returned instead of a message, if any."""
+    """Raise `request` if it is the error that `_reading` returns for invalid bytes."""
     if isinstance(request, BadRequest):
         raise request
 

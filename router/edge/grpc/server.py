@@ -25,8 +25,8 @@ from router.errors import BadConfig
 from router.runs import Gateway, Observer
 
 _ENDING_S = 0.5
-"""Seconds for storing interrupted runs and sending their errors to the clients; then their calls
-are cancelled.
+"""Seconds for storing interrupted runs and sending their errors to the clients. Afterwards, the
+calls of these clients are cancelled.
 """
 
 
@@ -45,8 +45,8 @@ class Server:
     ) -> None:
         """`gateway`: does the work of AnswerService, CompletionService and ExecutionService; None
         to leave these services out. `servicers`: implementations of further services; None is
-        ignored. `access`: None admits every caller to every method. `tls`: None for a server
-        without TLS. `readiness`: state of the dependencies, for the health service.
+        ignored. `access`: checks the keys; None to admit every caller to every method. `tls`: None
+        for a server without TLS. `readiness`: state of the dependencies, for the health service.
         """
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor(access, observer, limits.reading_s)],
@@ -86,8 +86,8 @@ class Server:
 
     async def drain(self, grace_s: float) -> None:
         """Report NOT_SERVING and refuse new calls. Calls under way may finish within `grace_s`
-        seconds. Then their runs are interrupted, and all other calls are cancelled. When this
-        returns, every run is stored.
+        seconds. Then runs that are still under way are interrupted, and all other calls are
+        cancelled. When this method returns, every run is stored.
         """
         await self._health.enter_graceful_shutdown()
         try:

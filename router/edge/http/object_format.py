@@ -1,9 +1,9 @@
-"""Answers in the form of a JSON schema, which are read from tables: an object is read from a table
-with one row, and a list of objects from a table with many rows. Every property is a column.
+"""Answers in the form of a JSON schema. To answer such a request, the gateway fills a table: with
+one row for an object, or with many rows for a list of objects. Every property is a column.
 
 The row of a single object is found like any row of a table, by sub-queries of the delegator. Its
-key is the property `subject`. If there is none, the column `SUBJECT` is added as the key and left
-out of the object; it names the thing that the question is about.
+key is the property `subject`, which names the thing that the question is about. If the schema has
+no such property, the column `SUBJECT` is added as the key, and left out of the object.
 """
 
 from collections import Counter
@@ -77,7 +77,9 @@ class _Node(
 
 
 class ObjectFormat(Frozen):
-    """The form of an object, or of a list of objects, that a JSON schema describes."""
+    """A JSON schema, converted to the columns of a table. It describes an object, or a list of
+    objects.
+    """
 
     columns: tuple[Column, ...]
     nullable: frozenset[str]
@@ -123,8 +125,8 @@ class ObjectFormat(Frozen):
 
 
 def object_format(schema: bytes) -> ObjectFormat:
-    """Return the form that a JSON schema describes. Raises `BadRequest` for parts of JSON Schema
-    that are not supported.
+    """Convert a JSON schema to an `ObjectFormat`. Raises `BadRequest` for parts of JSON Schema that
+    are not supported.
     """
     if len(schema) > _MAX_BYTES:
         raise BadRequest(
@@ -182,8 +184,8 @@ def object_format(schema: bytes) -> ObjectFormat:
 
 
 def _value(column: Column, cell: Cell | None) -> object:
-    """Return the value of a property. Return None if it was not found, is not a complete value of
-    the property's type, or if no passage supports it.
+    """Return the value of a property. Return None if the value was not found, if it is not a
+    complete value of the property's type, or if no passage supports it.
     """
     if cell is None or not cell.value or is_mistyped(column, cell.value):
         return None

@@ -15,7 +15,7 @@ from router.frozen import Frozen
 from router.trace.call import RoleTotal, UsageSums, added
 
 Written = Literal["summary_text", "output_text", "refusal"]
-"""Kinds of texts in a reply: the progress, the answer, or why there is no answer."""
+"""Kinds of texts in a reply: the progress, the answer, or the reason why there is no answer."""
 _MESSAGE = {"type": "message", "role": "assistant"}
 _OUTPUTS: dict[str, tuple[Any, ...]] = {
     "summary_text": (
@@ -28,9 +28,10 @@ _OUTPUTS: dict[str, tuple[Any, ...]] = {
     "output_text": ("content", _MESSAGE, "content", "content_part", "output_text"),
     "refusal": ("refusal", _MESSAGE, "content", "content_part", "refusal"),
 }
-"""How each kind of text is sent. First value: the name of its field in chat completions. Other
-values, for the responses API: the item of the output, the name of the item's list of parts, and the
-beginnings of the names of the events about a part and about the text of a part.
+"""Names under which each kind of text is sent. First value: the name of its field in chat
+completions. Other values, for the responses API: the item of the output, the name of the item's
+list of parts, and the beginnings of the names of the events about a part and about the text of a
+part.
 """
 
 
@@ -51,8 +52,8 @@ class Result(Frozen):
 
 
 class ChatReply:
-    """A chat completion, whole or as the events of a stream. Each event is a value that is sent as
-    JSON.
+    """A reply of the chat completions API, whole or as the events of a stream. Each event is a
+    value to send as JSON.
     """
 
     def __init__(self, asked: ChatRequest) -> None:
@@ -103,7 +104,7 @@ class ChatReply:
 
 
 class ResponseReply:
-    """A reply of the responses API, whole or as the events of a stream. Its methods are those of
+    """A reply of the responses API, whole or as the events of a stream. It has the same methods as
     `ChatReply`.
     """
 
@@ -125,9 +126,10 @@ class ResponseReply:
         self._kind = ""
         """Type of the part that is being written; empty if there is none."""
         self._text = ""
-        """The text, so far, of the part that is being written."""
+        """Text so far of the part that is being written."""
         self._place: dict[str, Any] = {}
-        """The place in the output of the part that is being written."""
+        """Fields that each event about the part being written must have: its place in the output.
+        """
 
     def whole(self, result: Result) -> Any:
         """Return the reply to a request that is not streamed."""

@@ -28,8 +28,8 @@ OPTION = re.compile(
     "no.?cach|ind[ei]|filters?$|max.?total.?tok|max.?cost|topolog|resume.?run|rolegate|extra.?body",
     re.IGNORECASE,
 )
-"""Pattern of the names of unknown fields that are refused, because they look like an option of this
-gateway. All other unknown fields are ignored.
+"""Matches names of fields that look like an option of this gateway. A request with such a field is
+refused if the field is unknown. All other unknown fields are ignored.
 """
 OPTIONS = ("no_cache", "rolegate")
 """Names of fields that are options of this gateway."""
@@ -39,7 +39,9 @@ _NULL = msgspec.Raw(b"null")
 MaxTokens = Annotated[int, msgspec.Meta(ge=0)] | None
 _FEW = msgspec.Meta(max_length=MAX_REPEATED)
 _MANY = msgspec.Meta(max_length=10_000)
-"""Limits of lists. A conversation may be long, although only its latest messages are used."""
+"""Max entries of a list: `_MANY` for messages, `_FEW` for others. A conversation may be long,
+although only its latest messages are used.
+"""
 
 
 class Part(Frozen):
@@ -229,8 +231,8 @@ class ChatRequest(Frozen, kw_only=True):
 
     @property
     def wants_table(self) -> bool:
-        """True if the request is for a table: because of its model or its response format, or
-        because the question has the form of the benchmark WideSearch.
+        """True if the request is for a table: its model or its response format says so, or its
+        question has the form of the questions of the benchmark WideSearch.
         """
         by_format = self.response_format is not None and self.response_format.type == "table"
         return by_format or self.role == FILLING or is_widesearch(self.question)

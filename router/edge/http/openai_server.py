@@ -88,7 +88,7 @@ def openai_app(
     chat_tasks: ChatTasks = "answer",
     indexes: Sequence[str] = (),
 ) -> web.Application:
-    """Return the application, which an `HTTPServer` serves.
+    """Return the application, to be served by an `HTTPServer`.
 
     Errors have the form of OpenAI's API, with the reason of the error class as `code`. Bodies of
     requests must be `application/json` of at most 1 MiB. Requests that web pages of other hosts
@@ -181,8 +181,8 @@ async def _alive(_request: web.Request) -> web.Response:
 
 
 async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
-    """Return 503 with the parts that are down, or 200 if there are none. The reasons are only
-    logged, because they may contain addresses, and the probe needs no key.
+    """Return status 503 with the parts of the gateway that are down, or 200 if none is down. The
+    reasons are only logged, because they may contain addresses, and the probe needs no key.
     """
     advice = "search the gateway's log for readiness.down"
     down = {
@@ -347,8 +347,8 @@ def _guarding(access: Access, pages: Site | None) -> Middleware:
 
 
 def _check_origin(origin: str) -> None:
-    """Raise 403 if `origin` shows that a web page of another host sent the request through a
-    browser. This also prevents DNS rebinding.
+    """Refuse a request with status 403 if `origin` shows that a web page of another host sent it
+    through a browser. This also prevents DNS rebinding.
     """
     if origin == "null" or (
         origin.startswith("http") and not is_loopback(origin.partition("://")[2])

@@ -19,8 +19,8 @@ from router.errors import BadConfig
 from router.runs import Observer
 
 _ENDING_S = 0.25
-"""Seconds in which requests whose runs were interrupted may send their errors to the clients. When
-aiohttp shuts down, it waits twice for this time.
+"""Seconds for sending errors to the clients of interrupted runs. aiohttp waits twice for this time
+when it shuts down.
 """
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nRetry-After: 1\r\n"
@@ -31,8 +31,8 @@ _TOO_MANY = (
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Return whether a log record is about an error of this server. A malformed request is none:
-    its client gets status 400, and could otherwise fill the log without a key.
+    """Return True if a log record is about an error of this server. Malformed requests are not
+    logged: the client gets status 400, and could otherwise fill the log without a key.
     """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
@@ -58,10 +58,10 @@ class HTTPServer:
         limits: Limits = DEFAULT_LIMITS,
         hosts: Iterable[str] = (),
     ) -> None:
-        """`grace_s`: max seconds for requests under way to finish when the server drains.
-        `access`: the keys of the application; if given, the server listens on an address that
-        other machines can reach only if a key is required. `tls`: None for a server without TLS.
-        `hosts`: host names of this server, in addition to the host in its address.
+        """`grace_s`: max seconds for requests under way to finish when the server drains. `access`:
+        the keys of the application. If given, and no key is required, the server refuses to listen
+        on an address that other machines can reach. `tls`: None for a server without TLS. `hosts`:
+        host names of this server, in addition to the host in its address.
         """
         self._access = access
         self._tls = tls
@@ -140,8 +140,8 @@ class HTTPServer:
 
 
 class _Door(asyncio.Protocol):
-    """Accepts a new connection, or closes it if there are too many connections, in total or from
-    its address. An accepted connection is passed on to aiohttp's protocol.
+    """Accepts a new connection. If there are too many connections, in total or from the client's
+    address, closes the new one. An accepted connection is passed on to aiohttp's protocol.
     """
 
     def __init__(self, server: Any, limits: Limits) -> None:

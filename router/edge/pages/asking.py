@@ -1,6 +1,6 @@
 """The page with a form for questions. Each question starts a detached run, and the browser is
-redirected to the page of the run. The form of a follow-up question contains the identifiers of the
-runs of the questions before it.
+redirected to the page of the run. The form for a follow-up question contains the identifiers of the
+conversation's earlier runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,8 +40,8 @@ async def earlier_runs(runs: Runs, identifiers: str) -> list[Run]:
 
 
 def with_run(identifiers: str, run_id: str) -> str:
-    """Append `run_id` to the identifiers of a conversation's runs, and return the last ones, as
-    many as `earlier_runs` loads. `identifiers`, and the result: separated by commas.
+    """Append `run_id` to the identifiers of a conversation's runs. Return at most the last
+    `_MAX_EARLIER` of them. `identifiers` and the result are separated by commas.
     """
     earlier = identifiers.rsplit(",", _MAX_EARLIER) if identifiers else []
     return ",".join([*earlier, run_id][-_MAX_EARLIER:])
@@ -69,7 +69,7 @@ def add_asking(
 ) -> None:
     """Add the page with the form to `site`. `detached`: starts the runs. `tables`: fills tables;
     None to let `gateway` fill them. `runs`: loads the runs of earlier questions. `indexes`: names
-    of all indexes, of which the form offers those that the user may search.
+    of all indexes; the form offers only those that the user may search.
     """
 
     async def ask(request: web.Request) -> web.Response:

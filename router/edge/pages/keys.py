@@ -81,7 +81,9 @@ def add_keys(site: Site, administration: Administration) -> None:
 
 
 def _number(request: web.Request, name: str) -> int | None:
-    """Return the whole number or the dollars in a field of the form; None for an empty field."""
+    """Return the number in a field of the form; None for an empty field. Dollars are returned in
+    billionths of a dollar. Raises `BadRequest`.
+    """
     try:
         return limit_from_text(field(request, name) or "none", in_dollars="usd" in name)
     except BadRequest as error:

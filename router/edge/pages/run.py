@@ -33,11 +33,11 @@ from router.trace.scope import DEFAULT_INDEX
 from router.trace.values import AnswerDelta
 
 _LOOKED_AT = 50
-"""Number of passages that are retrieved for each query if the index is searched for a right answer
-that the run did not find.
+"""Number of passages to retrieve for each query, when the index is searched for a right answer that
+the run did not find.
 """
 _GOLDS = 3
-"""Max number of right answers that are searched for: the most recent ones in the feedback."""
+"""Max number of right answers to search for: the most recent ones in the feedback."""
 _LANES = 100
 """Max number of agents on a page. The page is rendered every second while the run is under way."""
 _LINES = 50
@@ -58,8 +58,8 @@ class RunPages:
         """Add the pages to `site`.
 
         `retriever`: searches the documents for a right answer that the run did not find; None to
-        omit this search. `files_not_read`: returns the number of files that could not be read into
-        the default index, by file suffix; None if it is unknown.
+        omit this search. `files_not_read`: function that returns the numbers of files that could
+        not be read into the default index, by file suffix; None if they are unknown.
         """
         self._files_not_read = files_not_read
         self._site = site
@@ -120,8 +120,8 @@ class RunPages:
         )
 
     async def _attribution(self, run: Run, golds: tuple[str, ...]) -> Attribution | None:
-        """Return which role is responsible for a wrong answer. `golds`: the right answers. If the
-        run itself does not show it, the documents are searched for the right answers.
+        """Attribute a wrong answer to the responsible role. If the run itself does not show this
+        role, search the documents for the right answers `golds`.
         """
         attribution = await in_viewer(attribute, run, golds)
         if (
@@ -166,8 +166,8 @@ class RunPages:
         )
 
     async def _view(self, run: Run, request: web.Request) -> dict[str, Any]:
-        """Return the values of a run for the template. All values except the answer are cached.
-        Users who may see the same texts share the cache.
+        """Return the values of a run for the template. All values except the answer are cached,
+        separately for each tenant and for operators.
         """
         key = (
             run.id,
@@ -217,7 +217,7 @@ async def _answer_of(run: Run) -> dict[str, Any]:
 
 def _view(run: Run, query: Mapping[str, str]) -> dict[str, Any]:
     """Return the values of a run for the template: agents, table and usage. `query`: the query of
-    the URL, which may contain the number of the first agent or row to show.
+    the URL. It may contain the number of the first agent or row to show.
     """
     agents = timeline.Agents(run)
     newest = max(0, len(agents.ids) - _LANES)

@@ -133,8 +133,8 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
 
 
 def unix_time(text: str) -> float:
-    """Return the Unix time of a date or time in ISO format, which is in UTC unless it has an
-    offset. Raises `BadRequest` for other texts.
+    """Return the Unix time of a date or time in ISO format. Without an offset, it is in UTC. Raises
+    `BadRequest` for other texts.
     """
     try:
         at = datetime.fromisoformat(text)

@@ -28,8 +28,8 @@ _TOO_MANY = "Too many wrong keys from your address; try again in a minute."
 
 
 class Sessions:
-    """Sessions of the users of pages. If the gateway requires no key, users need no session, and
-    all of them are identified as `LOCAL`, the operator.
+    """Sessions of users of the web pages. If the gateway requires no key, users need no session,
+    and every user is the operator (`LOCAL`).
     """
 
     def __init__(self, access: Access) -> None:
@@ -67,7 +67,7 @@ class Sessions:
         return name
 
     async def identify(self, name: str) -> Identity:
-        """Return the current identity of the key of a session. Raises `NoKey` if there is no
+        """Return the identity that the key of a session has now. Raises `NoKey` if there is no
         session of this name or if its key was revoked or has expired, and `StoreFailed` if the keys
         cannot be read.
         """
@@ -86,5 +86,5 @@ class Sessions:
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, name: str, token: str) -> bool:
-        """Return whether `token` is the CSRF token of the session."""
+        """Return True if `token` is the CSRF token of the session."""
         return hmac.compare_digest(self.token(name).encode(), token.encode())

@@ -58,8 +58,8 @@ class Site:
     that it does not use itself.
 
     Every request that changes something is a POST with the CSRF token of the session. The token is
-    in the form field `csrf`, for which templates have the variable `csrf`, or in the header
-    `X-CSRF-Token`, which htmx sends.
+    in the form field `csrf`, or in the header `X-CSRF-Token` if htmx sends the request. Templates
+    get the token as the variable `csrf`.
     """
 
     def __init__(self, access: Access) -> None:

@@ -1,5 +1,5 @@
-"""A run as a timeline: one lane for each agent, with the agent's model calls as bars over time. The
-page of the run shows it.
+"""Timeline of a run, for the run's page: one lane for each agent, with the agent's model calls as
+bars over time.
 """
 
 import re
@@ -91,8 +91,8 @@ class QuotedPassage(Frozen):
 
 
 class Agents:
-    """The agents of a run. Their lanes are only built on request, because a large table has
-    thousands of agents, of which a page shows a few.
+    """The agents of a run. Their lanes are only built on request: a large table has thousands of
+    agents, and a page shows only a few of them.
     """
 
     def __init__(self, run: Run) -> None:
@@ -107,8 +107,8 @@ class Agents:
             number: by_row.setdefault(event.ask.row if event.ask else number, number)
             for number, event in self.dispatched.items()
         }
-        """For each sub-query, by number: the number of the first sub-query for the same row of a
-        table.
+        """Maps the number of each sub-query to the number of the first sub-query for the same row
+        of a table.
         """
 
         self._works = {work.agent: work for work in work_of(run)}

@@ -24,8 +24,8 @@ _SPANS: dict[str, tuple[float, Bucket]] = {
     "month": (31 * 24 * _HOUR_S, "day"),
     "year": (366 * 24 * _HOUR_S, "month"),
 }
-"""The time spans that users can choose, each with its length in seconds, and with the time that one
-bar of the chart covers.
+"""The time spans that users can choose. Each name has two values: the length of the span in
+seconds, and the time that one bar of the chart covers.
 """
 _SERIES = 6
 """Max number of series in the chart: there is one colour for each. If there are more groups, the
@@ -110,8 +110,8 @@ def _groups(rows: tuple[UsageRow, ...], by: Dimension) -> dict[str, UsageRow]:
 
 
 def _starts(query: UsageQuery) -> dict[str, float]:
-    """Return the Unix time at which each hour, day or month of the time span begins, by its label.
-    The first one may begin before the time span.
+    """Return the start of each hour, day or month of the time span, as a dict from labels to Unix
+    times. The first start may be before the time span.
     """
     form = _LABELS[query.bucket or "hour"]
     step = _HOUR_S if query.bucket == "hour" else 24 * _HOUR_S
@@ -145,8 +145,8 @@ def _columns(
 
 
 async def _left(accounts: Accounts, tenant: Tenant) -> list[tuple[str, str, int, int]]:
-    """Return the limits of a tenant per day and month, each as the tenant's name, the unit and
-    period of the limit (such as `tokens a day`), the limit, and the amount spent in the current
+    """Return four values for each limit of a tenant per day or month: the tenant's name, the unit
+    and period of the limit (such as `tokens a day`), the limit, and the amount spent in the current
     period.
     """
     now = datetime.now(UTC)

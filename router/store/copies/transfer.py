@@ -138,8 +138,8 @@ def _rows(file: Path) -> Iterator[msgspec.Struct]:
 
 
 def _continue(connection: Connection) -> None:
-    """Make sequences continue after the imported numbers. Assign the runs that were running at the
-    time of the export to logs whose gateways will close them.
+    """Make sequences continue after the imported numbers. Prepare the runs that were running at the
+    time of the export, so that gateways close them.
     """
     if connection.dialect.name == "sqlite":
         connection.execute(LOGS.delete())  # the store begins a new log

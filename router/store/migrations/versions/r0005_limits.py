@@ -16,7 +16,7 @@ CREATE TABLE quota_warnings (
 
 
 def upgrade() -> None:
-    """Add the columns, which are null for no limit, and the table."""
+    """Add the columns with limits (null for no limit), and the table `quota_warnings`."""
     for table, of in product(("tenants", "keys"), ("requests", "tokens")):
         op.execute(f"ALTER TABLE {table} ADD COLUMN {of}_per_minute BIGINT")
     op.execute(_WARNINGS)
