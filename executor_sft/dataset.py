@@ -294,8 +294,8 @@ def tokenizer_files(model: Path) -> dict[str, Path]:
     files = {name: model / name for name in TOKENIZER_FILES if (model / name).is_file()}
     if "tokenizer_config.json" not in files:
         raise BadConfig(
-            f"{model}: has no tokenizer; name the folder of a model that contains "
-            "tokenizer_config.json."
+            f"{model}: has no tokenizer_config.json; name the folder of a downloaded model, not "
+            "its name on Hugging Face."
         )
     return files
 

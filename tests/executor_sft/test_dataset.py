@@ -363,7 +363,7 @@ def test_the_engine_s_tokens_are_used_if_their_text_is_equal(tmp_path: Path) -> 
     [
         ([], [], r"Nothing to learn.*turns: "),
         ([executed("?", "?", "?")], [], r"Nothing to learn.*turns: 3 malformed"),
-        ([executed(*ONE)], ["--model", "nowhere"], "nowhere: has no tokenizer"),
+        ([executed(*ONE)], ["--model", "nowhere"], "nowhere: has no tokenizer_config.json"),
     ],
 )
 def test_impossible_data_sets_are_refused(

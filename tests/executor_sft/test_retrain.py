@@ -30,7 +30,12 @@ from tests.executor_sft.traces import MINI, ONE, RIGHT, rollout, sample, write_l
             {"question": "Who?", "answer": "Me"},
             r"nobody\.toml: cannot be read",
         ),
-        ("mini", "nowhere", {"question": "Who?", "answer": "Me"}, "nowhere: has no tokenizer"),
+        (
+            "mini",
+            "nowhere",
+            {"question": "Who?", "answer": "Me"},
+            "nowhere: has no tokenizer_config.json",
+        ),
         ("mini", str(MINI), {"question": "Who?"}, "held_out.jsonl:1: no right answer"),
     ],
 )
