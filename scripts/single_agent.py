@@ -117,7 +117,7 @@ class TableAlone:
             self._fill(entities[name])
         columns = self._task.columns
         table = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *self._lines]
-        answer = "<answer>\n" + "\n".join(table) + "\n</answer>"
+        answer = f"{self._note}<answer>\n" + "\n".join(table) + "\n</answer>"
         return [*self._turns, DialogueTurn("answer", answer)]
 
     def _search(self, query: str) -> Passage:
@@ -143,7 +143,7 @@ class TableAlone:
             ]
             new = [name for name in dict.fromkeys(itertools.chain(*listed)) if name not in names]
             names.update(dict.fromkeys(new))
-            self._note = f"{', '.join(new)}\n" if new else ""
+            self._note = ", ".join(new)
             register = group.register_in(question)
             if register is not None and page.id not in register:
                 self._missing_register = True
@@ -189,11 +189,11 @@ class TableAlone:
             values[relation.name] = value
 
         if self._excluded(row, values):
-            self._note += "-\n"
+            self._note += "-"
             return
         line = f"| {' | '.join([row.mention, *values.values()])} |"
         self._lines.append(line)
-        self._note += f"{line}\n"
+        self._note += line
 
     def _states(self, fact: Fact, seen: set[str]) -> bool:
         """Return whether one of the passages with the ids `seen` states the fact's value."""
