@@ -39,14 +39,15 @@ def micro_loss(
     shares: Tensor | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, Sums]:
-    """Return the loss of a micro-batch and its sums. The loss of a batch is the sum of the losses
-    of its micro-batches, however it is divided.
+    """Return the loss of a micro-batch and its sums. The loss of a batch is the sum of its
+    micro-batches' losses, however the batch is divided.
 
     All tensors have the same shape, such as (tokens) or (rows, tokens). `new`, `old`:
     log-probabilities of the tokens now and when they were sampled; only `new` has a gradient.
     `weights`: see `token_weights`; 0 for padding. `shares`: see `token_shares`. `start`:
-    log-probabilities in the model at the start. If `recipe.kl` is not 0, `shares` and `start` are
-    needed. The sums count tokens whose share, or without `shares` whose weight, is not 0.
+    log-probabilities in the model at the start of the training. If `recipe.kl` is not 0, `shares`
+    and `start` are needed. The sums count tokens whose share, or without `shares` whose weight, is
+    not 0.
     """
     limit = recipe.max_log_ratio
     difference = new - old
