@@ -41,7 +41,7 @@ _EXECUTORS_PER_S = 75.0
 _ENGINES = {"shared": 2, "alone": 1000}
 """Number of concurrent calls of a question that each kind of engine serves at full speed."""
 _PAIRS_AT_ONCE = 2
-"""Questions asked at the same time, each through both gateways."""
+"""Number of questions to ask at the same time, each through both gateways."""
 _ANSWERS_PER_S = 100.0
 _FIRST_TOKEN_S = 0.05
 _SEARCHES_TWICE = 0.4
@@ -61,7 +61,7 @@ class Options(harness.Options):
     questions: Count = 6
     """number of questions per setting"""
     blocks: tuple[int, ...] = (1, 2, 4, 8)
-    """numbers of sub-queries in a block to measure"""
+    """sizes of blocks to measure, in sub-queries"""
     speeds: tuple[float, ...] = (
         25.0,
         50.0,
@@ -160,7 +160,7 @@ class _Paced:
 
     def __init__(self) -> None:
         self._executing = Counter[str]()
-        """Number of executor calls in progress, by run id."""
+        """Number of executor calls in progress for each run; keys are run ids."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         runs: list[str] = []

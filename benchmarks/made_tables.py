@@ -33,7 +33,7 @@ from serving.cli.command import POSITIONAL
 _THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
 _GOOD = 0.95
 _MEASURES = {"item f1": "item_f1", "cells right": "item_precision", "cells found": "item_recall"}
-"""Fields of `TableScore`, by the names of their means in the figures."""
+"""For each figure, the field of `TableScore` whose mean it is."""
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
@@ -48,7 +48,7 @@ class Figures(Frozen):
     """Figures of the benchmark."""
 
     thresholds: dict[str, dict[str, float | None]]
-    """Value of each figure at each threshold, by the figure's name and then by threshold."""
+    """For each figure, by its name: its value at each threshold."""
 
 
 def measure(options: Options) -> Figures:

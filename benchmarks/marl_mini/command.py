@@ -56,7 +56,7 @@ _UNSEEN = 200
 
 
 class Variant(Frozen):
-    """A way to train."""
+    """One way to train the model."""
 
     weights: WeightRecipe = WeightRecipe()
     roles: tuple[str, ...] = ("delegation", "execution")
@@ -93,8 +93,7 @@ class Options(harness.Options):
     rate: Annotated[float, Meta(gt=0)] = 1e-3
     """learning rate"""
     only: tuple[str, ...] = ()
-    """variants to train, such as "Eq. 1"; an unknown name is answered with all names (default: all)
-    """
+    """variants to train, such as "Eq. 1"; an unknown name prints all names (default: all)"""
     picture: Path | None = None
     """write a picture of F1 and number of readers over the steps to this PNG file"""
 
@@ -207,7 +206,7 @@ def trained(model: "TinyModel", variant: Variant, steps: int, rng: Random) -> Cu
             continue
         best += best_runs(runs)
         ends = (step + 1) * variant.rounds // steps > step * variant.rounds // steps
-        if ends:  # of a round
+        if ends:  # this step ends a round
             imitate(model, best, rng)
             best = []
     return curve

@@ -1,8 +1,8 @@
 """Check that nothing is lost and all costs are recorded exactly while upstreams fail and the
 gateway is killed.
 
-All upstreams are behind proxies that make a share of the calls fail. A seed decides which calls
-fail, and how. There are four parts:
+Upstreams are the models' endpoints and the retriever. They are behind proxies, which make a share
+of the calls fail. A seed decides which calls fail, and how. There are four parts:
 
 faults    simulated models with many kinds of faults: connection resets, series of 429 and 503,
           calls that are never answered, streams that are very slow or end early, wrong usage,
@@ -87,7 +87,7 @@ class PartFigures(Frozen):
 
     part: Part
     ended: dict[str, int]
-    """Number of requests of clients, by how they ended."""
+    """Number of clients' requests for each value of `LoadResult.outcome`."""
     latest_ms: float
     """Max milliseconds by which a request was late; negative if all requests ended before their
     deadlines.
@@ -101,11 +101,11 @@ class PartFigures(Frozen):
     attempts: int
     """Number of calls that reached an upstream."""
     rows: dict[str, int]
-    """See `Audit.rows`."""
+    """Number of calls in the ledger, by outcome."""
     resumed: int
-    """See `Audit.resumed`."""
+    """Number of runs that resumed an interrupted run."""
     in_flight: int
-    """See `Audit.in_flight`."""
+    """Number of calls that resumed runs had to repeat, because a kill had interrupted them."""
 
 
 class Figures(Frozen):

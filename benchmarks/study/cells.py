@@ -30,7 +30,7 @@ class SweepCell(Frozen):
 
     name: str
     pairs: Pairs
-    """Entry of the plan to which the cell belongs."""
+    """Entry of the plan's `pairs` from which the cell was made."""
     backbone: str
     """Name of the backbone's model in the plan."""
     executor: str | None

@@ -239,7 +239,7 @@ def _tokens(study: Study) -> Iterator[_Row]:
 
 
 def _losses(study: Study) -> Iterator[_Row]:
-    """Yield a row for each cell with the shares of wrong answers that each role lost."""
+    """Yield a row for each cell with the share of wrong answers that each role caused."""
     for cell in study.cells:
         wrong = [row for row in cell.rows if not row.right]
         lost = Counter(row.lost_by for row in wrong if row.lost_by)

@@ -116,10 +116,10 @@ class ScoredResponse(Frozen):
 
     task: Task
     run: int
-    """Number of the response among those to the task, from 0."""
+    """Number of the response among all responses to the task, from 0."""
     scores: dict[RuleSet, TableScores]
     tokens: dict[str, int] = {}
-    """See `Response.tokens`."""
+    """Number of prompt and completion tokens of each role; empty if unknown."""
 
     @property
     def right_cells(self) -> float:
@@ -354,7 +354,7 @@ _Group = Mapping[str, Sequence[ScoredResponse]]
 
 def _grouped(scored: Sequence[ScoredResponse]) -> dict[str, dict[str, list[ScoredResponse]]]:
     """Return groups of responses by name: all tasks, the tasks of each language, and the tasks of
-    each size, from small to large. A group has its responses by task id.
+    each size, from small to large. Each group maps task ids to responses.
     """
     groups: dict[str, dict[str, list[ScoredResponse]]] = {}
     for kind in ("", "language", "size"):
@@ -395,8 +395,8 @@ def _folded(
 
 
 def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
-    """Return a table with the tokens per response, by role, and the tokens per right cell. Return
-    no table if no response has token counts.
+    """Return a table with each role's tokens per response, and all tokens per right cell. Return no
+    table if no response has token counts.
     """
     known = [response for response in scored if response.tokens]
     roles = sorted(set[str]().union(*(response.tokens for response in known)))
