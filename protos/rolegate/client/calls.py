@@ -455,7 +455,9 @@ def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
 
 
 def update_key(key: admin_pb.Key, limits: Sequence[str]) -> Call[admin_pb.Key]:
-    """Change limits of a key, and return the key. `limits`: names of the changed fields of `key`."""
+    """Change limits of a key, and return the key. `limits`: names of the fields of `key` that
+    contain the new limits.
+    """
     return Call(
         admin_pb.UpdateKeyRequest(key=key, update_mask=FieldMask(paths=limits)), attrgetter("key")
     )
