@@ -39,7 +39,8 @@ from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
 _ENGINES = {"shared": 2, "alone": 1000}
-"""Number of concurrent calls of a question that each kind of engine serves at full speed."""
+"""For each kind of engine: number of concurrent calls of one question that it serves at full speed.
+"""
 _PAIRS_AT_ONCE = 2
 """Number of questions to ask at the same time, each through both gateways."""
 _ANSWERS_PER_S = 100.0

@@ -3,8 +3,8 @@ simulated models.
 
 The process listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its
 standard input is closed. DOUBLES name parts of the gateway to replace: `retriever` replaces the
-config's retrieval by a retriever inside the process; `no-store` replaces the store by a store that
-keeps nothing.
+config's retrieval with a retriever inside the process; `no-store` replaces the store with a store
+that keeps nothing.
 
 The simulated models answer every question in the same way: a run has 3 calls of the delegator, 2
 sub-queries, each with 2 calls of an executor and one search, and 1 call of the answerer.
@@ -89,7 +89,7 @@ class OnePassage:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """Return the passage for each query. All other parameters than `top_k` have no effect."""
+        """Return the passage for each query. `document` and `only` have no effect."""
         return [[_PASSAGE][:top_k] for _ in queries]
 
 

@@ -247,7 +247,7 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
 
 def _recall(index: Index, exact: FaissIndex, queries: Vectors) -> dict[int, float]:
     """Return the mean recall for each `top_k`. The recall of a search is the share of an exact
-    search's hits that are also hits in the index.
+    search's hits that a search of the index also finds.
     """
     nearest = exact.search(queries, _TOP_K)
     found = index.dense.search(queries, 8 * _TOP_K)

@@ -164,7 +164,7 @@ async def ask_until(
     hurried: bool = False,
     columns: str = "",
 ) -> LoadResult:
-    """Ask a question, or request a table if `columns` are given, and return how the request ended.
+    """Ask a question, or request a table if `columns` are given, and return the result.
 
     The text is also the request id, so that the gateway recognizes a repeated text as the same
     request. `deadline_s`: seconds within which the gateway is configured to end the request; the

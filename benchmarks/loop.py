@@ -2,10 +2,11 @@
 are about a mini world whose names no model has seen.
 
 1. A gateway serves the untuned executor. Clients ask questions and send the right answers as
-feedback. 2. `rolegate sft retrain` trains a version from these runs. The version starts on shadow
-traffic. While clients keep asking, the gateway's gate promotes the version to canary, and then to
-the active version. 3. A version that was degraded on purpose starts as a canary, and the gate rolls
-it back.
+   feedback.
+2. `rolegate sft retrain` trains a version from these runs. The version starts on shadow traffic.
+   While clients keep asking, the gate (a statistical test in the gateway) promotes the version to
+   canary, and then to the active version.
+3. A version that was degraded on purpose starts as a canary, and the gate rolls it back.
 """
 
 import asyncio

@@ -90,8 +90,8 @@ class Figures(Frozen):
     two_search_share: float
     """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
-    """Share of right reports on gold sub-queries, of which only those with one needed search count.
-    A report is right if its answer equals the gold answer.
+    """Share of the executor's reports that are right, over gold sub-queries that need only one
+    search. A report is right if its answer equals the gold answer.
     """
     tokens: list[RoleTokens]
 

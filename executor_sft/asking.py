@@ -1,4 +1,4 @@
-"""Process many items concurrently, and collect those that failed."""
+"""Process many items concurrently, and collect the errors of failed items."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
@@ -55,9 +55,9 @@ async def failures(
     finished items. `done`: number of items that were finished before this call.
 
     If an item fails with `UpstreamError` or `OutOfTime`, the other items continue. Any other error,
-    and `UpstreamUnavailable`, stops all work and is raised. So is the error of the last of
-    `_HOPELESS` items that failed, if no item has succeeded. The message of a raised `RolegateError`
-    also states the number of finished items.
+    and `UpstreamUnavailable`, stops all work and is raised. All work also stops if `_HOPELESS`
+    items (or all, if there are fewer) have failed and none has succeeded; the last error is then
+    raised. The message of a raised `RolegateError` also states the number of finished items.
     """
     errors: dict[str, str] = {}
 

@@ -48,8 +48,8 @@ class CallCache:
     """
 
     def __init__(self, file: JsonlFile[KeptCall] | list[KeptCall]) -> None:
-        """Load the completed calls from `file`. New calls are appended to it. Raises `BadConfig`
-        for an invalid line.
+        """Load the completed calls from `file`. New calls are appended to the file. Raises
+        `BadConfig` for an invalid line.
         """
         self._file = file
         self._entries = {entry.key: entry for entry in file}

@@ -96,8 +96,8 @@ class TrainingRow(Frozen):
     attention_mask: tuple[int, ...]
     """1 for each token."""
     messages: tuple[dict[str, str | bool], ...]
-    """The prompt's messages and the turn as text. A message has `role`, `content`, and `train`,
-    which is true for the turn only.
+    """The prompt's messages and the turn as text. A message has `role`, `content` and `train`;
+    `train` is true only for the turn.
     """
     turn: int
     """Number of the turn among the model's turns in its trajectory, from 0."""
@@ -182,7 +182,7 @@ class ServedTokens:
         return tuple(written) + self._end
 
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
-        """Return the token ids of prompt and turn, and True if they are the engine's own.
+        """Return the token ids of prompt and turn, and True if the engine returned these ids.
 
         The engine's token ids are used if this tokenizer decodes them to the expected text. They
         may be missing, or belong to another model, such as the teacher; then the text is tokenized.
@@ -288,8 +288,8 @@ def run(options: Options) -> int:
 
 
 def tokenizer_files(model: Path) -> dict[str, Path]:
-    """Return the paths of the files in a model's folder that determine token ids, by file name.
-    Raises `BadConfig` if the folder has no tokenizer.
+    """Return the files of a model's folder that determine token ids. Keys are file names, values
+    are paths. Raises `BadConfig` if the folder has no tokenizer.
     """
     files = {name: model / name for name in TOKENIZER_FILES if (model / name).is_file()}
     if "tokenizer_config.json" not in files:

@@ -141,7 +141,7 @@ class Answered(Frozen):
     tokens: int
     """Prompt and completion tokens of all roles but the judge."""
     group: str = ""
-    """`Question.group`."""
+    """Name of a group of questions that are not independent; see `Question.group`."""
 
 
 class TableFigures(Frozen, Generic[_Figure]):
@@ -166,7 +166,7 @@ class Filled(TableFigures[float], kw_only=True):
 
     question_id: str
     group: str
-    """`Question.group`."""
+    """Name of a group of questions that are not independent; see `Question.group`."""
 
 
 class ExecutorScores(Frozen):
@@ -216,7 +216,8 @@ class TableEvaluation(Frozen):
 
     tables: int
     groups: int
-    """Number of groups that the bootstrap draws from. A table without a `group` counts as a group.
+    """Number of groups that the bootstrap draws from. A table without a `group` counts as one
+    group.
     """
     rollouts: int
     temperature: float | None

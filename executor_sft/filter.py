@@ -1,7 +1,7 @@
 """`rolegate sft filter`: keep the trajectories that are good enough to train on.
 
-A trajectory is an executor's work on one sub-query. Three groups of trajectories, called strata,
-are kept:
+A trajectory is the work of an executor, teacher or student (the model to train), on one sub-query.
+Three groups of trajectories, called strata, are kept:
 
 student_single  trajectories of the untuned student that are right with one search
 teacher_single  trajectories of the teacher that are right with one search
@@ -292,7 +292,7 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
     """Return the samples, with at most as many of each stratum as `mix` allows. Samples over a
-    limit are dropped at random, which `seed` determines. All others keep their order.
+    limit are dropped at random (`seed`). All other samples keep their order.
     """
     kept: set[int] = set()
     for stratum in get_args(Stratum):

@@ -240,8 +240,8 @@ class HeldOut:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Read held-out questions, and any sub-queries of these, from files of JSON lines. No
-        answers are needed. Raises `BadConfig`, with file and line, for an invalid line.
+        """Read held-out questions, and their sub-queries if there are any, from files of JSON
+        lines. No answers are needed. Raises `BadConfig`, with file and line, for an invalid line.
         """
         texts: list[str] = []
         for path in paths:
@@ -311,8 +311,8 @@ def _numbers(text: str) -> set[str]:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Return the letter triples of all words but articles, in no order. In triples, a space marks
-    the beginning and the end of a word.
+    """Return the set of letter triples of all words but articles. In triples, a space marks the
+    beginning and the end of a word.
     """
     triples: set[str] = set()
     for word in _words(text):

@@ -188,7 +188,9 @@ class Runtime:
 
     @property
     def _managers(self) -> dict[str, Role]:
-        """Roles of the managers. Raises `BadConfig` if there is none, or if one has tools."""
+        """Roles of the managers. Raises `BadConfig` if there are no managers, or if a manager has
+        tools.
+        """
         if not self.config.managers:
             raise BadConfig("managers: the config has no managers; add a table [managers.NAME].")
         for manager, section in self.config.managers.items():

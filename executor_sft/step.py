@@ -1,5 +1,5 @@
 """Steps of the training of an executor, such as `filter` or `train`. Each step has a folder for its
-results. The manifest in that folder, which is written last, records inputs, settings and figures.
+results. At the end of the step, a manifest in that folder records inputs, settings and figures.
 """
 
 import hashlib
@@ -50,7 +50,7 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
     seconds: float
     """Duration of the command that finished the step, without earlier, interrupted commands."""
     finished_at: str
-    """ISO 8601, UTC."""
+    """Time at which the step was finished (ISO 8601, UTC)."""
     steps: dict[str, "StepManifest"] = {}
     """Manifests of the steps whose results were inputs; keys are purposes as in `Origin.inputs`."""
 

@@ -84,7 +84,7 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     learning_rate: _Positive
     """Peak learning rate."""
     schedule: Literal["cosine", "linear"] = "cosine"
-    """How the learning rate decays."""
+    """Decay of the learning rate: along a cosine, or linear."""
     warm_up_ratio: _Share = 0.03
     """Share of the training steps in which the learning rate rises from 0 to its peak."""
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
@@ -348,7 +348,7 @@ def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
 
 def _last_checkpoint(folder: Path) -> str | None:
     """Return the path of the last complete checkpoint in `folder`; None if there is none. A
-    checkpoint is complete if its state can be read, since that file is written last.
+    checkpoint is complete if its state can be read, since the file with the state is written last.
     """
     checkpoints = folder.glob("checkpoint-*")
     for checkpoint in sorted(checkpoints, key=lambda path: -int(path.name.rpartition("-")[2])):

@@ -134,8 +134,8 @@ _Read = tuple[_CommonFields, tuple[Passage, ...]]
 
 
 def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
-    """Read a row of a format without paragraphs. `renamed`: for fields with another name than in
-    the plain format, name in the row and name in the plain format.
+    """Read a row of a format without paragraphs. `renamed`: maps names of fields in the row to
+    their names in the plain format.
     """
     return msgspec.convert(
         {renamed.get(name, name): value for name, value in row.items()}, _CommonFields

@@ -44,7 +44,7 @@ _LEAD_TURNS = 2
 """Number of turns of the lead in a run."""
 _WORLDS = 8
 _GROUP = 8
-"""Number of worlds per step (`_WORLDS`), and number of runs on each world (`_GROUP`)."""
+"""`_WORLDS`: number of worlds per training step. `_GROUP`: number of runs on each world."""
 _TAUGHT = 300
 """Number of updates that train the start model."""
 _TURNS = 64

@@ -116,7 +116,7 @@ class _Connection(asyncio.Protocol):
         self._loop.call_at(due, self._next, due)
 
     def _next(self, due: float) -> None:
-        """Write the next token. If it was the last one, immediately write the end of the stream."""
+        """Write the next token. After the last token, immediately write the end of the stream."""
         self._transport.write(self._pieces.popleft())
         if len(self._pieces) == 1 or self._transport.is_closing():
             self._last(self._pieces[-1])

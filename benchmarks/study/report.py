@@ -1,5 +1,5 @@
 """Write a report about a sweep: the tables and figures of the TBSS paper (section 4) with the
-sweep's results, and costs and losses by role.
+sweep's results, and further tables with costs, and with the wrong answers that each role caused.
 
 The report is written as Markdown with PNG pictures, and as JSON. At the end, separate tables have
 the numbers that the paper published.

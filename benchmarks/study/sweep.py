@@ -45,7 +45,7 @@ CELLS = "cells"
 CALLS = "calls.jsonl"
 JUDGEMENTS = "judgements.jsonl"
 _LOOKED_AT = 20
-"""Number of passages to retrieve per query, when the corpus is searched for the right answer to
+"""Number of passages that each query returns when the corpus is searched for the right answers, to
 find the role that caused a wrong answer.
 """
 Task = tuple[BenchmarkQuestion, int]

@@ -28,7 +28,9 @@ worlds.
 """
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
-"""After each of this number of worlds, searches return one more passage, up to three."""
+"""Number of worlds in a stage of the training. In each stage, searches return one more passage than
+before, up to three.
+"""
 GENERALIST_WORLDS_PER_STAGE = 10
 """`WORLDS_PER_STAGE` for generalists, whose training is shorter."""
 ROW_TOKENS = 512

@@ -44,8 +44,8 @@ class CompositionalWorld:
         questions: int = 400,
         prefix: str = "compositional",
     ) -> None:
-        """Generate the world. `side`: for training or for tests. `questions`: number of questions.
-        `prefix`: beginning of the passages' ids.
+        """Generate the world. `side`: use of the world, for training or for tests. `questions`:
+        number of questions. `prefix`: beginning of the passages' ids.
         """
         self.seed = seed
         self.side = side

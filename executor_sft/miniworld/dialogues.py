@@ -254,8 +254,8 @@ class DialogueWriter:
     ) -> list[Passage]:
         """Return the result of a search: the passage with the id `gold`, and others.
 
-        In a compositional world, the others are similar passages. In a mini world, they resemble
-        the pages about `entity`; without an entity, they are random pages.
+        In a compositional world, the others are similar passages. In a mini world, the others
+        resemble the pages about `entity`; without an entity, they are random pages.
         """
         if isinstance(self._library, CompositionalWorld):
             return self._library.retrieved(gold, passages)

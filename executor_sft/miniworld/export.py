@@ -106,7 +106,8 @@ def export(
     prefix: str = "mini",
 ) -> list[MiniQuestion]:
     """Write `corpus.jsonl`, `questions.jsonl` and `vocabulary.txt` of a world into `folder`, and
-    return the questions. `questions`: their number. `prefix`: beginning of the passages' ids.
+    return the questions. `questions`: number of questions. `prefix`: beginning of the passages'
+    ids.
     """
     library = Library(world, prefix)
     examiner = Examiner(world, library)

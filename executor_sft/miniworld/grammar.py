@@ -1,6 +1,6 @@
 """A grammar of questions with nested relations, such as "the author of the book of both A and B". A
-question has a shape (how relations are nested) and a wording. It may mention asides, which are not
-asked for. Some shapes and some wordings are held out for tests.
+question has a shape (the nesting of its relations) and a wording. It may also mention things that
+it does not ask for (asides). Some shapes and some wordings are held out for tests.
 """
 
 import random

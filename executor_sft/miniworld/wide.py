@@ -38,7 +38,7 @@ _YEARS = range(900, 2000, 10)
 _OWNERS = 20
 """Max number of sets of each kind of entity."""
 _EVERY = 10**6
-"""Number of tasks with which a world has all its possible tables."""
+"""Value of `tasks` with which a world has all possible tables."""
 _Part = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -260,9 +260,10 @@ class WideWorld:
         tasks: int = 20,
         edition: int = 1,
     ) -> None:
-        """Generate the world. `side`: for training or for tests. `knobs`: difficulty of tables.
-        `tasks`: max tables of each size. `edition`: edition of the pages, from 1. All editions have
-        the same facts, in other wordings, and with other registers and second pages.
+        """Generate the world. `side`: use of the world, for training or for tests. `knobs`:
+        difficulty of tables. `tasks`: max tables of each size. `edition`: edition of the pages,
+        from 1. All editions have the same facts, in other wordings, and with other registers and
+        second pages.
         """
         form = f"/{edition}" if edition > 1 else ""
         self.world = World(seed, side, knobs.hubs)

@@ -28,8 +28,8 @@ from router.trace.table import Condition
 _LISTS = 0.7
 """In this share of an executor's conversations, it looks for rows of a table."""
 _UNSTATED = 0.1
-"""In this share of an executor's conversations, it looks for a cell that no page states. In all
-conversations but these and `_LISTS`, it looks for a cell that a page states.
+"""In this share of an executor's conversations, it looks for a cell that no page states. In the
+remaining conversations, it looks for a cell that a page states.
 """
 _FAILING = 0.1
 """Share of searches for rows that find nothing although there are rows."""

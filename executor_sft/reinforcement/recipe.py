@@ -44,9 +44,9 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Settings of a training by reinforcement learning."""
 
     questions: Count = 8
-    """Questions per step."""
+    """Number of questions per training step."""
     group: Annotated[int, Meta(ge=2)] = 8
-    """Runs per question, which form a group."""
+    """Number of runs per question. The runs of a question form a group."""
     temperature: float = 1.0
     """Sampling temperature of the trained roles."""
     rank: Count = 32

@@ -1,9 +1,9 @@
 """Weights of tokens in the objective of multi-agent GRPO (WideSeek-R1, Eq. 1).
 
-All agents of a run get the run's advantage. The objective is a mean over runs of a mean over the
-run's agents of a mean over the agent's tokens. This module turns the nested means of a whole batch
-into one weight per token. The loss is then a plain sum, whose gradient is the same for every
-division of the batch.
+All agents of a run get the run's advantage. The objective is a nested mean: over runs; for each
+run, over its agents; and for each agent, over the tokens of all its turns. This module turns the
+nested means of a whole batch into one weight per token. The loss is then a plain sum, whose
+gradient is the same for every division of the batch.
 
 This module needs only numbers of tokens, and no texts, models or tensors.
 """
@@ -28,9 +28,9 @@ class WeightRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """
 
     agents: Literal["run", "none", "role"] = "run"
-    """`run`: all runs weigh the same, and within a run, all agents. `none`: all agents of the batch
-    weigh the same. `role`: all runs weigh the same; within a run, all roles; and within a role, all
-    agents.
+    """`run`: all runs weigh the same, and within a run, all agents weigh the same. `none`: all
+    agents of the batch weigh the same. `role`: all runs weigh the same; within a run, all roles;
+    and within a role, all agents.
     """
     tokens: Literal["agent", "turn", "all"] = "agent"
     """`agent`: all tokens of an agent weigh the same. `turn`: all turns of an agent weigh the same,
@@ -80,8 +80,8 @@ def token_shares(
 ) -> Shares:
     """Return the share of a token in the objective, for each turn; all tokens of a turn have the
     same share. No share is negative. The shares of all tokens of the batch sum to 1, with two
-    exceptions. With `executors_per_run`, only the expected sum is 1. A run without tokens lowers
-    the sum by its part, unless `agents` is "none".
+    exceptions. With `executors_per_run`, only the expected sum is 1. A run without tokens adds
+    nothing, so the sum is lower, unless `agents` is "none".
 
     `runs`: for each run of the batch, the agents that are to be trained. Agents without tokens are
     ignored. `rng`: draws the executors of each run; needed with `executors_per_run`.

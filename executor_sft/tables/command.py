@@ -1,11 +1,11 @@
 """`rolegate sft tables`: make tables with known right rows, for training and evaluation.
 
 1. Seeds are read from a file, or sampled from the config's index. The model of `[synthesis]` writes
-a request for a table about each seed. A seed with a question and columns is already a request. 2.
-Each request is answered twice, independently: with another seed, or with another config, such as
-one with other documents or another executor. 3. The answers are compared cell by cell. If they
-agree well enough, the table is kept, without the rows and cells in which they differ. All other
-tables are counted under the reason.
+   a request for a table about each seed. A seed with a question and columns is already a request.
+2. Each request is answered twice, independently: with another seed, or with another config, such
+   as one with other documents or another executor.
+3. The answers are compared cell by cell. If they agree well enough, the table is kept, without the
+   rows and cells in which they differ. All other tables are counted under the reason.
 
 tasks.jsonl, gold/ID.csv   the tables in WideSearch's form
 questions.jsonl            the same tables for `rolegate sft`

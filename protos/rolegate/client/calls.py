@@ -71,7 +71,7 @@ class Call(Generic[Result]):
 
     request: Any
     """Request message. Its type determines the gRPC method: an `AnswerRequest` is sent to `Answer`.
-    The service is the one in the proto file of the type.
+    The gRPC service is the service in the proto file of the message.
     """
     result: Callable[[Any], Result] = lambda response: response
     """Converts the response message to the result that the client's method returns."""
@@ -174,8 +174,8 @@ def stream_table(
     timeout_s: float | None = None,
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
-    """Fill a table and stream the events of the run. The last event is `done`. Its table may have
-    only the first rows; the client's method `with_all_rows` fetches the other rows.
+    """Fill a table and stream the events of the run. The last event is `done`. The table in `done`
+    may have only the first rows; the client's method `with_all_rows` fetches the other rows.
     """
     return Call(
         _table_request(

@@ -35,8 +35,8 @@ Item = TypeVar("Item")
 class Stream(Generic[Item]):
     """Async iterator over the items of a streamed call. Each item is yielded when it arrives.
 
-    Cancelling the stream, or leaving its context, stops the work at the gateway. Reading after that
-    raises `GatewayError`.
+    Cancelling the stream, or leaving its context, stops the work at the gateway. Reading the stream
+    afterwards raises `GatewayError`.
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:

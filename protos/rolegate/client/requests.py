@@ -46,8 +46,8 @@ class ChatMessage(TypedDict):
 
 _MAX_HISTORY = 40
 _MAX_HISTORY_CHARS = 32_000
-"""Max number of messages of a history, and max characters of these messages together. The gateway
-refuses a longer history.
+"""`_MAX_HISTORY`: max messages of a history. `_MAX_HISTORY_CHARS`: max characters of these messages
+together. The gateway refuses a longer history.
 """
 
 
@@ -149,8 +149,8 @@ class FeedbackFields(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Filter of runs. It selects the runs that match all of its fields that are set. A time without
-    a time zone is local time.
+    """Filter of runs. A run must match all fields that are set. A time without a time zone is local
+    time.
     """
 
     tenant: str
