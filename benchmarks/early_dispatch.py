@@ -1,11 +1,11 @@
 """Measure the time that early dispatch saves. The delegator writes its sub-queries as a JSON list,
 called a block. With early dispatch, an executor starts on a sub-query as soon as the sub-query's
-closing quote is written; without it, only when the whole block is written.
+closing quote is written. Without early dispatch, executors start when the whole block is written.
 
 Two gateways answer questions with one block, and their wall times are compared. One gateway
-dispatches early, the other does not. Both use the same simulated models, which write at a set
-speed. Each question is sent to both gateways at the same time, so that other load on the machine
-affects both.
+dispatches early, the other does not. Both gateways use the same simulated models, which write at a
+set speed. Each question is sent to both gateways at the same time, so that other load on the
+machine affects both.
 
 A sub-query has about 25 tokens. The delegator writes one block and then stops; executors search
 once or twice and report; the answerer writes one sentence. Early dispatch cannot start the last

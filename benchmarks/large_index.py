@@ -2,9 +2,9 @@
 
 The first vectors are the embeddings of the passages in `--data`. Further vectors are synthetic: the
 vector of a passage plus half of the difference between the vectors of two other passages,
-normalized. So they have clusters and directions like real vectors. The queries are the questions in
-`--data`. Measurements that are already in the folder `--out` are not repeated, and an interrupted
-build continues.
+normalized. So synthetic vectors have clusters and directions like real vectors. The queries are the
+questions in `--data`. Measurements that are already in the folder `--out` are not repeated, and an
+interrupted build continues.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """Measure how many of the tables that `rolegate sft tables` keeps are right, at different
 thresholds.
 
-Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as the
-questions of wide mini worlds. At each threshold of `--consistency`, the kept and the dropped tables
-are compared with the right rows. A dropped table is the table that would have been made.
+Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as
+questions.jsonl of `rolegate sft mini-world --wide`. At each threshold of `--consistency`, the kept
+and the dropped tables are compared with the right rows. A dropped table is the table that would
+have been made.
 
 kept, dropped    number of tables
 good             share of these tables with an item F1 of at least 0.95

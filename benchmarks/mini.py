@@ -1,10 +1,11 @@
-"""Measure the exact match on questions about an unseen mini world, and the loss that each role
-causes. Questions are asked over gRPC, with real vLLM and real retrieval.
+"""Measure the exact match on questions about an unseen mini world (a generated, fictional world),
+and the loss that each role causes. Questions are asked over gRPC, with real vLLM and real
+retrieval.
 
 Each question is answered in three ways: by a whole run; with the right (gold) sub-queries given, so
 that only executor and answerer can fail; and with the right (gold) reports given, so that only the
-answerer can fail. The loss of a role is the difference between the exact matches in two of these
-ways.
+answerer can fail. The loss of a role is the exact match that is gained if the role's right output
+is given.
 """
 
 import asyncio

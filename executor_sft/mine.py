@@ -2,10 +2,10 @@
 
 Reads the questions and requests for tables of all ended runs from the config's store, including
 failed runs. Runs of tenants that opted out of training, and runs whose texts are not stored, are
-left out. If feedback has right answers, a new answer must match one of them. Otherwise, the judge
-decides; a good rating alone does not make an answer right. Tables need no right answer. Unless
---tenant is given, at most a quarter of the questions may have right answers from the feedback of
-the same tenant.
+left out. If feedback has right answers, a new answer must match one of them. Otherwise, the model
+of `distillation.judge` decides; a good rating alone does not make an answer right. Tables need no
+right answer. Unless --tenant is given, at most a quarter of the questions may have right answers
+from the feedback of the same tenant.
 
 Prints an estimate of the cost, asks for confirmation, and then does the same as `rolegate sft
 rollout`.

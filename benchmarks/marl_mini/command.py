@@ -4,7 +4,7 @@ loss) in miniature. A lead agent and its readers share a model of about 60,000 p
 A world has eight pages, each with a topic and some items. The lead sees the topics of the pages and
 the wanted topic, and dispatches readers to pages, in two turns. Each reader sees its page, and
 reports items. A run's reward is the F1 of all reported items against the items of the wanted topic.
-The start model was first trained to do this with many mistakes, so that it explores.
+The start model was trained on examples with many mistakes, so that it explores.
 
 With the same seed, all variants train from the same start model, with the same number of runs. Two
 variants imitate the best of eight runs instead of learning by reinforcement.

@@ -96,7 +96,9 @@ class Options(harness.Options, kw_only=True):
     the same
     """
     no_judge: bool = False
-    """compare cells and column names without a judge: only equal texts are right"""
+    """compare cells and column names without a judge: only equal texts are right; either this
+    option or --judge is needed
+    """
     models: Path | None = msgspec.field(name="config", default=None)
     """config with the judge, and with the models that write tables"""
     out: Path = Path("widesearch")

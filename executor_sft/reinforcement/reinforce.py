@@ -3,8 +3,8 @@
 Each step answers a few questions, or fills tables, several times on the config's engines. Trained
 roles use the recipe's sampling temperature; all other roles keep the config's temperature. The runs
 of a question are a group; a run's advantage is its reward compared with the rewards of its group,
-and all agents of the run get it (WideSeek-R1, section 3.3). Then the adapter is updated once. The
-new adapter is written to OUT/steps and loaded under a new name.
+and all agents of the run get it (WideSeek-R1, section 3.3). Then each adapter is updated once. New
+adapters are written to OUT/steps, and loaded under new names.
 
 steps.jsonl and curves.png show the progress. After an interruption, the same command resumes the
 unfinished step, and repeats no finished model call. To continue a finished training, pass a higher
