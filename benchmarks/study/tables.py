@@ -32,8 +32,8 @@ _COSTS = (
 )
 _TOKENS = "Our results, per answer, without the judge's tokens."
 _LOSSES = (
-    "Our results. The role that caused a wrong answer is found by where in the run the right "
-    "answer still occurs. Percentages are shares of the traced wrong answers, whose role is known."
+    "Our results. To find the role that caused a wrong answer, the run is searched for the right "
+    "answer. Percentages are shares of the wrong answers whose role was found (traced)."
 )
 _DIFFERENCES = (
     "Our results, in points of 100. Intervals are from a bootstrap over questions, paired by "

@@ -61,8 +61,8 @@ _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
 """Functions that combine the scores of all responses to a task, by name."""
 _NOTE = (
-    "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over groups of tasks "
-    "that share entities (`group` in tasks.jsonl; a task without one is a group alone)."
+    "Means over tasks, in points of 100, with 95 % intervals from a bootstrap over groups of tasks "
+    "that share entities (`group` in tasks.jsonl; a task without a group counts as one group)."
 )
 _Asked = tuple[Task, int]
 """A task, and the number of the response to it, from 0."""

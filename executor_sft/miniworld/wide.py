@@ -142,7 +142,7 @@ class EntitySet:
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
 
     def register_in(self, question: str) -> list[str] | None:
-        """Return the id of the register that a question asks for, as a list, which is empty if
+        """Return a list with the id of the register that a question asks for. The list is empty if
         there is no such register. Return None if the question asks for no register.
         """
         letter = question.rstrip("?").rpartition(" in register ")[2]
@@ -152,7 +152,7 @@ class EntitySet:
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
         """Return the members that an executor should report for a question about the set, each with
-        the sentence that names it. There are at most `MAX_NAMES` members, and none occurs twice.
+        the sentence that names it. There are at most `MAX_NAMES` members, each only once.
 
         `passages`: ids of the passages that the executor was shown.
         """
@@ -231,7 +231,7 @@ class TableTask:
 
     def discoveries(self, turn: int) -> list[tuple[EntitySet, str]]:
         """Return the right questions with which the delegator looks for rows in its turn `turn`,
-        from 0. Each comes with the set that it asks about.
+        from 0. Each item is (set that the question asks about, question).
         """
         pairs: list[tuple[EntitySet, str]] = []
         for group in self.sets:
@@ -312,8 +312,8 @@ class WideWorld:
         return names
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """Return the place of each cell's value, as a list of columns for each row. The key column
-        is first.
+        """Return the place of each cell's value: one list for each row, with one place for each
+        column. The key column is first.
         """
         listed = self.listed(task)
         table: list[list[Reach]] = []
