@@ -17,7 +17,7 @@ from serving.terminal import complain
 BENCHMARKS = {
     "mini": (
         "mini",
-        "exact match on questions about an unseen mini world, and how much each role loses",
+        "exact match on questions about an unseen fictional world, and the loss of each role",
     ),
     "retrieval": (
         "retrieval",
@@ -59,11 +59,11 @@ BENCHMARKS = {
     ),
     "loop": (
         "loop",
-        "train, promote and roll back executor versions from logged traffic",
+        "train an executor version from logged traffic, promote it, and roll back a bad version",
     ),
     "overhead": (
         "overhead",
-        "CPU, time and memory of the gateway, compared with bare pipelines and LiteLLM",
+        "CPU, time and memory of the gateway, compared with minimal pipelines and LiteLLM",
     ),
     "early-dispatch": (
         "early_dispatch",

@@ -1,11 +1,11 @@
 """Measure the time that early dispatch saves. The delegator writes its sub-queries as a JSON list,
 called a block. With early dispatch, an executor starts on a sub-query as soon as the sub-query's
-closing quote is written; without it, only when the whole block is written.
+closing quote is written. Without early dispatch, executors start when the whole block is written.
 
 Two gateways answer questions with one block, and their wall times are compared. One gateway
-dispatches early, the other does not. Both use the same simulated models, which write at a set
-speed. Each question is sent to both gateways at the same time, so that other load on the machine
-affects both.
+dispatches early, the other does not. Both gateways use the same simulated models, which write at a
+set speed. Each question is sent to both gateways at the same time, so that other load on the
+machine affects both.
 
 A sub-query has about 25 tokens. The delegator writes one block and then stops; executors search
 once or twice and report; the answerer writes one sentence. Early dispatch cannot start the last
@@ -39,9 +39,10 @@ from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
 _ENGINES = {"shared": 2, "alone": 1000}
-"""Number of concurrent calls of a question that each kind of engine serves at full speed."""
+"""For each kind of engine: number of concurrent calls of one question that it serves at full speed.
+"""
 _PAIRS_AT_ONCE = 2
-"""Questions asked at the same time, each through both gateways."""
+"""Number of questions to ask at the same time, each through both gateways."""
 _ANSWERS_PER_S = 100.0
 _FIRST_TOKEN_S = 0.05
 _SEARCHES_TWICE = 0.4
@@ -61,7 +62,7 @@ class Options(harness.Options):
     questions: Count = 6
     """number of questions per setting"""
     blocks: tuple[int, ...] = (1, 2, 4, 8)
-    """numbers of sub-queries in a block to measure"""
+    """sizes of blocks to measure, in sub-queries"""
     speeds: tuple[float, ...] = (
         25.0,
         50.0,
@@ -160,7 +161,7 @@ class _Paced:
 
     def __init__(self) -> None:
         self._executing = Counter[str]()
-        """Number of executor calls in progress, by run id."""
+        """Number of executor calls in progress for each run; keys are run ids."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         runs: list[str] = []

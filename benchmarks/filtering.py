@@ -24,8 +24,8 @@ _CONCURRENCY = 32
 _HELD_OUT = 13
 """Seed of the held-out world."""
 _ARMS = {"unfiltered": ["--none"], "filtered": []}
-"""Arms of the experiment, named after the trajectories on which they train, with the flags for
-`rolegate sft filter`.
+"""Arms of the experiment, named after the trajectories to train on. Values are flags for `rolegate
+sft filter`.
 """
 _MIX = "student_single=1000,teacher_single=500,teacher_multi=668"
 """Max trajectories of each stratum, as in the TBSS paper. Both arms have these limits, so that they
@@ -54,7 +54,7 @@ class Options(harness.Options):
 
 
 class Figures(Frozen):
-    """Evaluation of the untuned executor and of the executors that both arms trained."""
+    """Evaluation of the untuned executor, and of the executor of each arm."""
 
     trajectories: dict[str, int]
     """Number of training trajectories of each arm."""

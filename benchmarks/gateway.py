@@ -3,8 +3,8 @@ simulated models.
 
 The process listens on free loopback ports, prints its gRPC and HTTP addresses, and runs until its
 standard input is closed. DOUBLES name parts of the gateway to replace: `retriever` replaces the
-config's retrieval by a retriever inside the process; `no-store` replaces the store by a store that
-keeps nothing.
+config's retrieval with a retriever inside the process; `no-store` replaces the store with a store
+that keeps nothing.
 
 The simulated models answer every question in the same way: a run has 3 calls of the delegator, 2
 sub-queries, each with 2 calls of an executor and one search, and 1 call of the answerer.
@@ -80,7 +80,7 @@ class OnePassage:
     """Retriever that returns the same passage for every query."""
 
     index_id: str | None = None
-    """See `IndexRetriever.index_id`."""
+    """Id of the index; None, because there is no index."""
 
     async def search(
         self,
@@ -89,7 +89,7 @@ class OnePassage:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`."""
+        """Return the passage for each query. `document` and `only` have no effect."""
         return [[_PASSAGE][:top_k] for _ in queries]
 
 
@@ -98,7 +98,7 @@ async def played(*behaviours: Behaviour) -> AsyncIterator[tuple[OpenAIServer, st
     """Start simulated models and a retrieval service in this process. Yield the server of the
     models, and the address of the retrieval service.
 
-    `behaviours`: how the models reply; by default, as `at_once` returns.
+    `behaviours`: the models' ways to reply; by default, they reply as `at_once` does.
     """
     async with serving() as models, retrieval(OnePassage()) as address:
         models.plays(*behaviours or (writes(at_once),))

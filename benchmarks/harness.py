@@ -108,8 +108,8 @@ class Child(Frozen):
 async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     """Run `python -m MODULE ARGUMENTS…` in a child process, and yield the process when it is ready.
 
-    The program must print a line when it is ready, and run until its standard input is closed,
-    which happens on exit. Raises `RolegateError` if the program ends before it is ready.
+    The program must print a line when it is ready. On exit, its standard input is closed, and the
+    program must then end. Raises `RolegateError` if the program ends before it is ready.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", module, *arguments),

@@ -2,9 +2,9 @@
 
 The first vectors are the embeddings of the passages in `--data`. Further vectors are synthetic: the
 vector of a passage plus half of the difference between the vectors of two other passages,
-normalized. So they have clusters and directions like real vectors. The queries are the questions in
-`--data`. Measurements that are already in the folder `--out` are not repeated, and an interrupted
-build continues.
+normalized. So synthetic vectors have clusters and directions like real vectors. The queries are the
+questions in `--data`. Measurements that are already in the folder `--out` are not repeated, and an
+interrupted build continues.
 """
 
 import asyncio
@@ -81,9 +81,9 @@ class Measured(Frozen):
     index_gb: float
     """Size of the compact index, without the exact vectors, in GiB; 0 for `Flat`."""
     recall: dict[int, float]
-    """Recall by `top_k`, from the index's manifest, with passages as queries."""
+    """Recall for each `top_k`, from the index's manifest, with passages as queries."""
     question_recall: dict[int, float]
-    """Recall by `top_k`, with the questions as queries."""
+    """Recall for each `top_k`, with the questions as queries."""
     ms_of_1: float
     """Median milliseconds of a search by one caller, without embedding the query."""
     ms_of_64: float
@@ -246,8 +246,8 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
 
 
 def _recall(index: Index, exact: FaissIndex, queries: Vectors) -> dict[int, float]:
-    """Return, by `top_k`, the mean share of the hits of an exact search that a search of the index
-    finds.
+    """Return the mean recall for each `top_k`. The recall of a search is the share of an exact
+    search's hits that a search of the index also finds.
     """
     nearest = exact.search(queries, _TOP_K)
     found = index.dense.search(queries, 8 * _TOP_K)

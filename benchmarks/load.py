@@ -1,5 +1,5 @@
-"""Load generators, which send requests with a fixed number in flight or at a fixed mean rate. A
-client that sends a request with a deadline and reports how it ended.
+"""Generate load on a gateway: send requests with a fixed number in flight, at a fixed mean rate, or
+with a deadline.
 """
 
 import asyncio
@@ -128,7 +128,7 @@ async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list
 
 
 class LoadResult(Frozen):
-    """How a request with a deadline, for an answer or a table, ended."""
+    """Result of a request with a deadline, for an answer or a table."""
 
     outcome: str
     """`answered`, or the reason of the gateway's error, or the gRPC status if there is no reason.
@@ -164,7 +164,7 @@ async def ask_until(
     hurried: bool = False,
     columns: str = "",
 ) -> LoadResult:
-    """Ask a question, or request a table if `columns` are given, and return how the request ended.
+    """Ask a question, or request a table if `columns` are given, and return the result.
 
     The text is also the request id, so that the gateway recognizes a repeated text as the same
     request. `deadline_s`: seconds within which the gateway is configured to end the request; the
@@ -213,8 +213,8 @@ async def ask_until(
 def rows_of(table: Table) -> str:
     """Return a table as text, to compare tables: outcome, columns, and rows with their support.
 
-    Tokens and costs are removed, also in `table` itself, because a resumed run does not report
-    those of the run that it resumes.
+    Tokens and costs are removed, also in `table` itself, because a resumed run does not report the
+    tokens and costs of the interrupted run.
     """
     for row in table.rows:
         row.ClearField("tokens")

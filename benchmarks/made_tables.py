@@ -1,9 +1,10 @@
 """Measure how many of the tables that `rolegate sft tables` keeps are right, at different
 thresholds.
 
-Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as the
-questions of wide mini worlds. At each threshold of `--consistency`, the kept and the dropped tables
-are compared with the right rows. A dropped table is the table that would have been made.
+Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as
+questions.jsonl of `rolegate sft mini-world --wide`. At each threshold of `--consistency`, the kept
+and the dropped tables are compared with the right rows. A dropped table is the table that would
+have been made.
 
 kept, dropped    number of tables
 good             share of these tables with an item F1 of at least 0.95
@@ -33,7 +34,7 @@ from serving.cli.command import POSITIONAL
 _THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
 _GOOD = 0.95
 _MEASURES = {"item f1": "item_f1", "cells right": "item_precision", "cells found": "item_recall"}
-"""Fields of `TableScore`, by the names of their means in the figures."""
+"""For each figure, the field of `TableScore` whose mean it is."""
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
@@ -48,7 +49,7 @@ class Figures(Frozen):
     """Figures of the benchmark."""
 
     thresholds: dict[str, dict[str, float | None]]
-    """Value of each figure at each threshold, by the figure's name and then by threshold."""
+    """For each figure, by its name: its value at each threshold."""
 
 
 def measure(options: Options) -> Figures:

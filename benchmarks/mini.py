@@ -1,10 +1,11 @@
-"""Measure the exact match on questions about an unseen mini world, and how much of this exact match
-each role loses. Questions are asked over gRPC, with real vLLM and real retrieval.
+"""Measure the exact match on questions about an unseen mini world (a generated, fictional world),
+and the loss that each role causes. Questions are asked over gRPC, with real vLLM and real
+retrieval.
 
 Each question is answered in three ways: by a whole run; with the right (gold) sub-queries given, so
 that only executor and answerer can fail; and with the right (gold) reports given, so that only the
-answerer can fail. The loss of a role is the difference between the exact matches in two of these
-ways.
+answerer can fail. The loss of a role is the exact match that is gained if the role's right output
+is given.
 """
 
 import asyncio
@@ -90,8 +91,8 @@ class Figures(Frozen):
     two_search_share: float
     """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
-    """Share of right reports on gold sub-queries that need only one search. A report is right if
-    its answer equals the gold answer.
+    """Share of the executor's reports that are right, over gold sub-queries that need only one
+    search. A report is right if its answer equals the gold answer.
     """
     tokens: list[RoleTokens]
 
@@ -103,7 +104,7 @@ class QuestionRun(Frozen):
     run: answer_pb.AnswerResponse
     """The whole run, in which delegator, executors and answerer all did their work."""
     rounds: tuple[tuple[str, ...], ...]
-    """Sub-queries of `run`, by round."""
+    """Sub-queries of each round of `run`."""
     gold_decomposition_answer: str
     """Answer if the executor gets the right sub-queries instead of the delegator's."""
     gold_reports_answer: str
@@ -112,8 +113,7 @@ class QuestionRun(Frozen):
     """The executor's results on the gold sub-queries."""
 
     def delegation_turns(self) -> tuple[int, int]:
-        """Return the number of the delegator's turns that are right, and the number of its turns
-        that were judged.
+        """Return (number of right turns, number of judged turns) of the delegator.
 
         A turn is right if its sub-queries follow from the reports that the delegator has seen, even
         if these reports are wrong. Turns after a wrong turn are not judged.
@@ -259,7 +259,9 @@ def figures_of(asked: Sequence[QuestionRun]) -> Figures:
 
 
 def _single_search_reports(result: QuestionRun) -> Iterator[bool]:
-    """Yield, for each gold sub-query that needs one search, True if the report is right."""
+    """Yield True for a right report and False for a wrong report, for each gold sub-query that
+    needs only one search.
+    """
     pairs = zip(result.question.sub_queries, result.gold_results, strict=True)
     for sub_query, response in pairs:
         if len(sub_query.searches) == 1:

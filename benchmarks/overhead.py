@@ -1,5 +1,6 @@
 """Measure the time, CPU and memory that the gateway itself needs, with simulated models, and
-compare them with bare pipelines and LiteLLM.
+compare them with LiteLLM and with bare pipelines (programs that make the same calls, and do nothing
+else).
 
 paced  questions at a steady rate, with models that write one token at a time, for three gateways
        (by_address: retrieval over gRPC; in_process: retrieval inside the gateway's process;

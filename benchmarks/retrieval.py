@@ -1,5 +1,5 @@
-"""Measure accuracy and speed of retrieval: how much of a question's evidence a search with the
-question's text finds.
+"""Measure accuracy and speed of retrieval. Each question's text is a search query, and the results
+are compared with the question's supporting passages.
 
 A question is a hit at k if all its supporting passages are among the first k results. Recall at k
 is the share of a question's supporting passages among the first k results.
@@ -60,7 +60,8 @@ class Figures(Frozen):
     passages_per_s: float | None
     """Passages embedded and indexed per second, BM25 included; None if the index existed before."""
     queries_per_s: float
-    """Queries per second that are embedded and ranked by all rankings; all queries are one batch.
+    """Number of queries per second, with embedding and all three rankings. All queries are one
+    batch.
     """
     scores: list[RankingScores]
 

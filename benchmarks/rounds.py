@@ -30,8 +30,8 @@ Metric = Callable[[Sequence[Round]], float]
 
 
 class Wanted(Frozen):
-    """A figure to compute, and its bounds: the metric of the variant `of`, or, if `to` is not
-    empty, the metric of `of` divided by the metric of the variant `to`.
+    """A figure to compute, with its bounds. The figure is the metric of the variant `of`; if `to`
+    is not empty, this metric is divided by the metric of the variant `to`.
     """
 
     figure: str
@@ -78,8 +78,8 @@ async def in_turns(
     round is a warm-up, which the result does not contain. Every second round has the variants in
     reverse order.
 
-    `variants`: functions that measure a variant, by name. They are called with the number of the
-    round, which is 0 for the warm-up round.
+    `variants`: for each variant, by its name, the function that measures it. The function takes the
+    number of the round, which is 0 for the warm-up round.
     """
     measured: dict[str, list[Round]] = {name: [] for name in variants}
     orders = itertools.cycle((list(variants), list(variants)[::-1]))

@@ -1,5 +1,5 @@
 """`rolegate sft`, or `python -m executor_sft`: train the executor (the model that searches) on runs
-of a teacher model, step by step, or by all steps in one command (`retrain`).
+of a teacher model. Run the steps one by one, or all of them with `retrain`.
 """
 
 import importlib
@@ -17,11 +17,11 @@ _COMMANDS = {
     ),
     "rollout": (
         "executor_sft.rollout",
-        "run teacher and student on the sub-queries of questions",
+        "run teacher and student (the model to train) on the sub-queries of questions",
     ),
     "mine": (
         "executor_sft.mine",
-        "run teacher and student on logged questions, judged by the clients' feedback",
+        "do the same as rollout, with the questions and the feedback of stored runs",
     ),
     "filter": ("executor_sft.filter", "keep the trajectories that are good enough to train on"),
     "dataset": (
@@ -35,7 +35,7 @@ _COMMANDS = {
     ),
     "weigh": (
         "executor_sft.reinforcement.weigh",
-        "turn groups of runs into weighted training rows for another trainer",
+        "write training rows, weighted by the rewards of runs, for a trainer outside rolegate",
     ),
     "evaluate": ("executor_sft.evaluate", "compare executors on held-out questions"),
     "tables": ("executor_sft.tables.command", "make tables with known right rows from documents"),
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 main = run
-"""Alias of `run` for the `rolegate` command, which prints a `RolegateError` as one line."""
+"""Alias of `run`. The `rolegate` command calls it, and prints a `RolegateError` as one line."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Process many items concurrently, and collect those that failed."""
+"""Process many items concurrently, and collect the errors of failed items."""
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
@@ -9,7 +9,7 @@ from router.errors import OutOfTime, RolegateError, UpstreamError, UpstreamUnava
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 _HOPELESS = 5
-"""Number of failed items after which all work stops, if no item has succeeded."""
+"""All work stops after this number of failed items, if no item has succeeded."""
 
 
 async def in_flight(
@@ -48,16 +48,16 @@ async def failures(
     so_far: Callable[[int], str],
     done: int = 0,
 ) -> dict[str, str]:
-    """Call `ask` for each item, at most `at_once` calls at a time. Return the error messages of
-    the items that failed, by the items' names.
+    """Call `ask` for each item, at most `at_once` calls at a time. Return the error message of each
+    failed item; keys are the items' names.
 
     `name`: returns an item's name. `so_far`: returns a text about the progress, given the number of
     finished items. `done`: number of items that were finished before this call.
 
-    If an item fails with `UpstreamError` or `OutOfTime`, the other items continue. All work stops,
-    and the error is raised, if the first `_HOPELESS` items have failed, and after an
-    `UpstreamUnavailable` or any other error. The message of a raised `RolegateError` also says how
-    many items are finished.
+    If an item fails with `UpstreamError` or `OutOfTime`, the other items continue. Any other error,
+    and `UpstreamUnavailable`, stops all work and is raised. All work also stops if `_HOPELESS`
+    items (or all, if there are fewer) have failed and none has succeeded; the last error is then
+    raised. The message of a raised `RolegateError` also states the number of finished items.
     """
     errors: dict[str, str] = {}
 

@@ -29,8 +29,8 @@ class KeptCall(Frozen):
 
 
 class PaidCalls(msgspec.Struct):
-    """Number and tokens of the calls that were made to a model in a role. Calls answered from the
-    cache are not counted.
+    """Counts of calls and of tokens for one role and one model. Calls answered from the cache are
+    not counted.
     """
 
     role: RoleName
@@ -43,11 +43,13 @@ class PaidCalls(msgspec.Struct):
 
 
 class CallCache:
-    """Completed model calls, by the key of their request. Failed calls are not kept."""
+    """Completed model calls. The key of a call is the SHA-256 of its request. Failed calls are not
+    kept.
+    """
 
     def __init__(self, file: JsonlFile[KeptCall] | list[KeptCall]) -> None:
-        """Load the completed calls from `file`. New calls are appended to it. Raises `BadConfig`
-        for an invalid line.
+        """Load the completed calls from `file`. New calls are appended to the file. Raises
+        `BadConfig` for an invalid line.
         """
         self._file = file
         self._entries = {entry.key: entry for entry in file}
@@ -99,7 +101,7 @@ class CallCache:
 
     @property
     def spent(self) -> list[PaidCalls]:
-        """Number and tokens of all calls in the cache, by role and model."""
+        """Counts of all calls in the cache and of their tokens, for each role and model."""
         groups: dict[tuple[RoleName, str], PaidCalls] = {}
         for entry in self._entries.values():
             group = groups.setdefault((entry.role, entry.model), PaidCalls(entry.role, entry.model))
@@ -151,11 +153,15 @@ class CachedModel:
         return await self._cache.complete(self._model, self._role, prompt, key)
 
     async def stream(self, prompt: Prompt, on_delta: OnDelta, *, live: bool = True) -> Completion:
-        """Return the same as `complete`, and pass the completion to `on_delta` as one delta."""
+        """Return the completion of `prompt`, as `complete` does, and pass it to `on_delta` as a
+        single delta. `live` has no effect.
+        """
         completion = await self.complete(prompt)
         on_delta(Delta(completion.text, completion.reasoning, completion.usage))
         return completion
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:
-        """Return the tokens of `prompt` and `text` as the model itself counts them."""
+        """Count the tokens of `prompt` and of the output `text` with the model's tokenizer. Return
+        None if the tokenizer is unavailable.
+        """
         return await self._model.count(prompt, text)

@@ -42,7 +42,8 @@ def agreed(question: str) -> bool:
 
 
 def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = False) -> None:
-    """Print figures as tables, or as one JSON object if `as_json`.
+    """Print figures as tables, or as one JSON object if `as_json`. `stderr`: print the tables to
+    standard error.
 
     Single values come first, in one table. Each dict, and each list of rows, follows in a separate
     table; so does a list of rows inside a dict.

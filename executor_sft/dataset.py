@@ -1,10 +1,10 @@
 """`rolegate sft dataset`: turn filtered trajectories into tokenized training rows.
 
-A row trains one turn of the model. It has the prompt as the serving engine reads it, without loss,
-and then the turn, with loss. The turn's tokens are those that the engine returned. If the engine
-returned none, or if another model wrote the turn, the turn's text is tokenized instead. TRL can
-train on rows.jsonl without any conversion, from `input_ids` with `labels` or with
-`assistant_masks`. The column `messages` has prompt and turn as text.
+A row trains one turn, which is one message of the model. It has the prompt as the serving engine
+reads it, without loss, and then the turn, with loss. The turn's tokens are those that the engine
+returned. If the engine returned none, or if another model wrote the turn, the turn's text is
+tokenized instead. TRL can train on rows.jsonl without any conversion, from `input_ids` with
+`labels` or with `assistant_masks`. The column `messages` has prompt and turn as text.
 
 Each turn has its own row, because chat templates drop the thinking of earlier turns: only the last
 turn of a prompt has the same tokens in training and in serving (TBSS appendix D). Malformed turns,
@@ -73,12 +73,12 @@ class Options(StepOptions):
     role: Literal["execution", "delegation"] = "execution"
     """role whose turns become rows"""
     thinking: bool | None = None
-    """value of `thinking` of this role in the config, true or false (default: the config does not
-    set it)
+    """true or false: the same value as the key `thinking` of this role in the config (default: the
+    config does not set the key)
     """
     system_role: bool = True
-    """value of `system_role` of this role in the config, true or false: whether prompts have a
-    system message
+    """true or false: the same value as the key `system_role` of this role in the config; with
+    false, prompts have no system message
     """
 
 
@@ -96,8 +96,8 @@ class TrainingRow(Frozen):
     attention_mask: tuple[int, ...]
     """1 for each token."""
     messages: tuple[dict[str, str | bool], ...]
-    """The prompt's messages and the turn as text. A message has `role`, `content`, and `train`,
-    which is true for the turn only.
+    """The prompt's messages and the turn as text. A message has `role`, `content` and `train`;
+    `train` is true only for the turn.
     """
     turn: int
     """Number of the turn among the model's turns in its trajectory, from 0."""
@@ -128,7 +128,7 @@ class TrainingRow(Frozen):
 
 
 class _Generation(msgspec.Struct):
-    """The key of a model's `generation_config.json` that is read here."""
+    """Key of a model's `generation_config.json` with the ids of tokens that end generation."""
 
     eos_token_id: int | list[int] | None = None
 
@@ -182,7 +182,7 @@ class ServedTokens:
         return tuple(written) + self._end
 
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
-        """Return the token ids of prompt and turn, and True if they are the engine's own.
+        """Return the token ids of prompt and turn, and True if the engine returned these ids.
 
         The engine's token ids are used if this tokenizer decodes them to the expected text. They
         may be missing, or belong to another model, such as the teacher; then the text is tokenized.
@@ -288,8 +288,8 @@ def run(options: Options) -> int:
 
 
 def tokenizer_files(model: Path) -> dict[str, Path]:
-    """Return the paths of the files in a model's folder that determine token ids, by file name.
-    Raises `BadConfig` if the folder has no tokenizer.
+    """Return the files of a model's folder that determine token ids. Keys are file names, values
+    are paths. Raises `BadConfig` if the folder has no tokenizer.
     """
     files = {name: model / name for name in TOKENIZER_FILES if (model / name).is_file()}
     if "tokenizer_config.json" not in files:
@@ -322,8 +322,8 @@ def rows_of(
     samples: Iterable[FilteredSample],
     tokens: ServedTokens,
 ) -> tuple[list[TrainingRow], Counter[str]]:
-    """Return a row for each turn whose kind is in `LEARNT`, and the number of turns by kind. Turns
-    without a row are counted by the reason instead.
+    """Return a row for each turn whose kind is in `LEARNT`, and counts of turns. A turn without a
+    row is counted under the reason; all others are counted under their kind.
     """
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
@@ -376,8 +376,8 @@ def training_row(
 def _turns(
     conversation: Conversation,
 ) -> Iterator[tuple[tuple[Message, ...], Completion, Message | None]]:
-    """Yield each turn of the model with the messages before it and the message after it, if any.
-    Each item is (messages before, the model's output, message after).
+    """Yield (messages before the turn, the model's output, message after the turn) for each turn of
+    the model. The message after the last turn may be None.
     """
     messages = conversation.messages
     places = [place for place, message in enumerate(messages) if message.role == "assistant"]
@@ -410,8 +410,8 @@ def _as_served(execution: Execution, turn: int) -> bool:
     """Return True if the trace contains everything that the model saw before the given turn.
 
     When a conversation becomes longer than the model's context, the executor drops passages, and
-    the trace has only the shortened conversation. Then the prompts of only the first and the last
-    turn are certain to be complete.
+    the trace has only the shortened conversation. Then only the prompts of the first and of the
+    last turn are certain to be complete.
     """
     complete = not any(search.dropped_passages for search in execution.searches)
     return complete or turn in (0, len(execution.conversation.outputs) - 1)

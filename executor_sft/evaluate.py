@@ -43,7 +43,9 @@ from serving.terminal import complain, progress_bar
 RESULT = "evaluation.json"
 _RESAMPLES = 10_000
 _BLOCK = 1_000_000
-"""`_RESAMPLES`: bootstrap samples of one interval. `_BLOCK`: max values drawn at a time."""
+"""`_RESAMPLES`: number of bootstrap samples for one interval. `_BLOCK`: max random numbers to draw
+at a time, which limits the memory.
+"""
 _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 """Figures by which executors are compared; each is a field of `Answered` and of `Comparison`."""
 _Figure = TypeVar("_Figure")
@@ -115,8 +117,8 @@ def paired_difference(
 
 
 def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the mean value of each question, by question id. `values`: pairs of question id and
-    value, any number per question.
+    """Return the mean value of each question; keys are question ids. `values`: pairs of question id
+    and value, any number per question.
     """
     groups: dict[str, list[float]] = {}
     for question, value in values:
@@ -139,7 +141,7 @@ class Answered(Frozen):
     tokens: int
     """Prompt and completion tokens of all roles but the judge."""
     group: str = ""
-    """`Question.group`."""
+    """Name of a group of questions that are not independent; see `Question.group`."""
 
 
 class TableFigures(Frozen, Generic[_Figure]):
@@ -164,7 +166,7 @@ class Filled(TableFigures[float], kw_only=True):
 
     question_id: str
     group: str
-    """`Question.group`."""
+    """Name of a group of questions that are not independent; see `Question.group`."""
 
 
 class ExecutorScores(Frozen):
@@ -189,8 +191,8 @@ class ExecutorScores(Frozen):
     executor_tokens: float
     """Mean tokens of the executor's calls per answer."""
     tokens_per_right_answer: float | None
-    """Tokens of the executor's calls, all answers together, divided by the number of exact matches.
-    None if there was none.
+    """Tokens of the executor's calls for all answers, divided by the number of exact matches. None
+    if no answer is an exact match.
     """
     tokens: float
     """Mean tokens of all roles but the judge per answer."""
@@ -214,13 +216,15 @@ class TableEvaluation(Frozen):
 
     tables: int
     groups: int
-    """Number of groups of tables, from which the bootstrap draws."""
+    """Number of groups that the bootstrap draws from. A table without a `group` counts as one
+    group.
+    """
     rollouts: int
     temperature: float | None
     rows: dict[str, TableFigures[float]]
-    """Means by executor; the baseline comes first."""
+    """Mean figures of each executor, by its name; the baseline comes first."""
     comparisons: dict[str, TableFigures[Difference]]
-    """Differences between each other executor and the baseline, paired by table."""
+    """For each executor but the baseline: its mean minus the baseline's mean, paired by table."""
 
 
 class Evaluation(Frozen):
@@ -228,7 +232,7 @@ class Evaluation(Frozen):
 
     questions: int
     rollouts: int
-    """Answers to each question by each executor."""
+    """Number of answers to each question with each executor."""
     max_turns: int
     max_searches: int
     temperature: float | None
@@ -236,7 +240,7 @@ class Evaluation(Frozen):
     rows: tuple[ExecutorScores, ...]
     """Figures of each executor; the baseline comes first."""
     comparisons: tuple[Comparison, ...]
-    """Comparison of each other executor with the baseline."""
+    """One comparison with the baseline for each of the other executors."""
 
 
 def evaluation_of(
@@ -247,9 +251,9 @@ def evaluation_of(
 ) -> Evaluation:
     """Return the figures of all executors, in the given order.
 
-    `answered`: answers by executor; the first executor is the baseline. All executors must have
-    answered the same questions, but the number of answers may differ. `search`, `rollouts`,
-    `temperature`: recorded in the result.
+    `answered`: all answers with each executor; keys are executors' names, the first is the
+    baseline. All executors must have answered the same questions, but the number of answers may
+    differ. `search`, `rollouts`, `temperature`: recorded in the result.
     """
     (baseline, old), *others = answered.items()
     return Evaluation(
@@ -271,8 +275,9 @@ def table_evaluation_of(
     rollouts: int,
     temperature: float | None,
 ) -> TableEvaluation:
-    """Return the figures of all executors, as `evaluation_of` does for questions. `filled`: filled
-    tables by executor; the first executor is the baseline.
+    """Return the figures of all executors about tables. `filled`: the tables that each executor
+    filled; keys are executors' names, the first is the baseline. `rollouts`, `temperature`:
+    recorded in the result.
     """
     figures = TableFigures.__struct_fields__
     means = {
@@ -373,7 +378,7 @@ async def answers(
     work: Callable[[Runtime, Executor, Question], Awaitable[Any]] | None = None,
 ) -> dict[str, list[Any]]:
     """Answer every question with every combination of executor and delegator, and return the
-    answers by name of the combination.
+    answers of each combination; keys are names of combinations.
 
     `executors`: `base`, `teacher`, or the names of loaded adapters. `delegators`: `base`, or the
     names of loaded adapters. The name of a combination is the executor's name, followed by the
@@ -382,8 +387,8 @@ async def answers(
     answer to a question, by default an `Answered`.
 
     Raises `BadConfig` if `executors` has `teacher` and the config has no teacher. Raises
-    `UpstreamError` if an endpoint fails, and `OutOfTime` if the time of a run is up, since such a
-    run says nothing about the executor.
+    `UpstreamError` if an endpoint fails, and `OutOfTime` if a run's time is up: a failed run says
+    nothing about the executor.
     """
     answered: dict[str, list[Any]] = {}
     total = len(executors) * len(delegators) * rollouts * len(questions)
@@ -485,8 +490,8 @@ async def _filled(runtime: Runtime, executor: Executor, question: Question) -> F
 async def filled_table(
     runtime: Runtime, executor: Executor, question: Question
 ) -> tuple[Table, int, int]:
-    """Return the table that a question asks for, the number of sub-queries and the tokens of all
-    roles. Raises `UpstreamError` or `OutOfTime` if it could not be filled.
+    """Fill the table that `question` asks for. Return (table, number of sub-queries, tokens of all
+    roles). Raises `UpstreamError` or `OutOfTime` if the table could not be filled.
     """
     assert question.table
     wide, _ = runtime.tables("factorized", executor)
@@ -496,7 +501,7 @@ async def filled_table(
 
 
 def _tokens(context: RunContext) -> Counter[str]:
-    """Return the prompt and completion tokens of a run, by role."""
+    """Return the number of tokens of each role in a run, prompts and completions together."""
     tokens: Counter[str] = Counter()
     for call in context.ledger.calls:
         if call.usage is not None:

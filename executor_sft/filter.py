@@ -1,7 +1,7 @@
 """`rolegate sft filter`: keep the trajectories that are good enough to train on.
 
-A trajectory is an executor's work on one sub-query. Three groups of trajectories, called strata,
-are kept:
+A trajectory is the work of an executor, teacher or student (the model to train), on one sub-query.
+Three groups of trajectories, called strata, are kept:
 
 student_single  trajectories of the untuned student that are right with one search
 teacher_single  trajectories of the teacher that are right with one search
@@ -10,13 +10,13 @@ teacher_multi   trajectories of the teacher that are right with more searches, b
 So the student learns when a second search is needed, and when it is not. A trajectory is *right* if
 its final answer is an exact match, the judge (if there is one) accepts the answer (TBSS 3.4), and
 evidence supports the report; without evidence, a right answer may be a guess. All other
-trajectories are left out, and counted by the reason. In tables, each report is judged alone, not by
-a final answer; "not found" is right if nothing can be found.
+trajectories are left out, and counted under the reason. A table has no final answer, so each report
+on a part of a table is judged alone; a report may leave out a value only if no page states it.
 
 With `--best`, the input is groups of runs from `rolegate sft rollout --group`. The best run of each
 group is kept, unless no run of the group is right. Exact matches are better than other runs; ties
 go to the higher F1, then to fewer tokens, then to the first run. From the best run, the delegator's
-trajectory is kept, and each executor's trajectory whose report is supported by evidence.
+trajectory is kept. An executor's trajectory is kept if evidence supports its report.
 """
 
 import math
@@ -65,7 +65,7 @@ Mix = dict[Stratum, int]
 """Max samples of each stratum; a stratum that is missing here has no limit."""
 RESULT = "filtered.jsonl"
 _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_exhausted"})
-"""Outcomes of executions that failed for a reason outside the executor model."""
+"""Outcomes of an executor's work that failed, but not because of the executor's model."""
 
 
 class Options(StepOptions):
@@ -78,7 +78,9 @@ class Options(StepOptions):
     uses student_single=1000,teacher_single=500,teacher_multi=668
     """
     none: bool = False
-    """do not filter: keep all trajectories with a report, to measure the effect of the filter"""
+    """keep all trajectories with a report, right or wrong, to measure the effect of the filter;
+    held-out questions are still left out
+    """
     best: bool = False
     """keep only the best run of each group; for folders of `rolegate sft rollout --group`"""
     exclude: tuple[Path, ...] = ()
@@ -98,7 +100,8 @@ class FilteredSample(Frozen):
     """Data set of the question."""
     work: Work
     ask: Ask | None = None
-    """Cells or rows of a table that the executor had to find; None if the question is no table."""
+    """Cells or rows that the executor had to find; None if the question does not ask for a table.
+    """
 
     @property
     def execution(self) -> Execution:
@@ -113,9 +116,10 @@ class _Candidate(NamedTuple):
     stratum: Stratum
     work: Work
     flaw: str | None
-    """Reason to leave the trajectory out; None if there is none."""
+    """Reason to leave the trajectory out, or None."""
     ask: Ask | None = None
-    """See `FilteredSample.ask`."""
+    """Cells or rows that the executor had to find; None if the question does not ask for a table.
+    """
 
 
 def run(options: Options) -> int:
@@ -175,11 +179,12 @@ def filtered(
     held_out: HeldOut | None = None,
 ) -> tuple[list[FilteredSample], Counter[str]]:
     """Return the samples that pass the filter, in the order of the rollouts, and the number of
-    rejected trajectories by reason. Every trajectory is either a sample or counted as rejected.
+    rejected trajectories for each reason. Every trajectory is either a sample or counted as
+    rejected.
 
-    `mix`: max samples of each stratum. `none`: reject only trajectories without a report or with
-    held-out questions. `seed`: seed for choosing samples at random when `mix` limits them.
-    `held_out`: questions that must not be trained on.
+    `mix`: max samples of each stratum. `none`: also accept duplicates, and reports that are wrong
+    or unsupported; from a group, still only the best run is accepted. `seed`: seed for choosing
+    samples at random when `mix` limits them. `held_out`: questions that must not be trained on.
     """
     samples: list[FilteredSample] = []
     rejected: Counter[str] = Counter()
@@ -250,8 +255,8 @@ def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]
 
 
 def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
-    """Yield the delegator's and each executor's trajectory of every run of a group. `none`: True to
-    accept reports that evidence does not support.
+    """Yield the trajectories of the delegator and of all executors from every run of a group.
+    `none`: True to accept reports that evidence does not support.
     """
     rewards = group.rewards
     ranks = [
@@ -286,8 +291,8 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
-    """Return at most as many samples of each stratum as `mix` allows. They are chosen at random,
-    with `seed`, and keep their order.
+    """Return the samples, with at most as many of each stratum as `mix` allows. Samples over a
+    limit are dropped at random (`seed`). All other samples keep their order.
     """
     kept: set[int] = set()
     for stratum in get_args(Stratum):
@@ -298,8 +303,8 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
 
 
 def _leaked(question: str, sub_queries: Iterable[str], held_out: HeldOut) -> str | None:
-    """Return the reason to reject a rollout whose question or a sub-query is held out; None to keep
-    it.
+    """Return the reason to reject a rollout if its question, or one of `sub_queries`, is held out.
+    Return None to keep the rollout.
     """
     if likeness := held_out.likeness(question):
         return f"held out: {likeness} question"
@@ -316,8 +321,7 @@ def _no_report(execution: Execution) -> str | None:
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     """Return the reason to reject a trajectory that ended with a report; None to keep it.
 
-    `who`: whether `sample` is the teacher's or the student's. `sub_query`: all samples of its
-    sub-query.
+    `who`: the model that made `sample`. `sub_query`: the samples of both models for this sub-query.
     """
     verdict = sample.verdict
     if verdict.exact_match is False:
@@ -352,9 +356,8 @@ def _reason_in_table(
 ) -> str | None:
     """Return the reason to reject a report on a part of a table; None to keep it.
 
-    `who`: whether the report is the teacher's or the student's. `sub_query`: all samples of the
-    sub-query. `flaw`: returns what is wrong with an execution's report on the same part of the
-    table, or None.
+    `who`: the model that wrote the report. `sub_query`: the samples of both models for this
+    sub-query. `flaw`: returns the reason why a report on this part of the table is bad, or None.
     """
     execution: Execution = getattr(sub_query, who).execution
     first = msgspec.structs.replace(execution, searches=execution.searches[:1])
@@ -378,9 +381,8 @@ def _not_needed(
     """Return the reason to reject a trajectory with a needless second search; None if the
     trajectory has only one search, or needed a second search.
 
-    `early`: True if the first search already found the answer. `capped`: tries of the teacher that
-    were limited to one search. `stands`: returns True if a try in `capped` also found the right
-    answer.
+    `early`: True if the first search already found the answer. `capped`: the teacher's further
+    tries, with at most one search. `stands`: returns True if the answer of a try is right.
     """
     if len(execution.searches) == 1:
         return None
@@ -395,8 +397,8 @@ def _not_needed(
 
 
 def flaw_of(execution: Execution) -> str | None:
-    """Return why the evidence of an execution's report does not support the answer of the report;
-    None if the evidence supports it.
+    """Return the reason why a report's evidence does not support its answer; None if the evidence
+    supports the answer.
 
     Each point (item) of the evidence must be in a passage that the executor was shown. The evidence
     must contain the answer word for word, unless the answer is yes or no.
@@ -415,9 +417,7 @@ def _says(points: Sequence[str], answer: str) -> bool:
 
 
 def _stands(sample: Sample) -> bool:
-    """Return True if the final answer of the sample is right and evidence supports the sample's
-    report.
-    """
+    """Return True if the final answer is right and evidence supports the report."""
     return (
         sample.verdict.correct and not sample.execution.failed and flaw_of(sample.execution) is None
     )
@@ -434,8 +434,8 @@ def _disagree(sub_query: SubQueryRollout) -> bool:
 
 
 def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[str, Any]:
-    """Return the step's figures: samples by stratum and by data set, and rejected trajectories by
-    reason.
+    """Return the step's figures: numbers of samples for each stratum and for each data set, and
+    numbers of rejected trajectories for each reason.
     """
     questions: dict[str, list[str]] = {}
     for sample in samples:

@@ -23,7 +23,8 @@ class JsonlFile(Generic[_Line]):
     """
 
     def __init__(self, path: Path, kind: type[_Line], advice: str) -> None:
-        """Open the file `path`, or create it. `kind`, `advice`: see `read_jsonl`.
+        """Open the file `path`, or create it. `kind`: type of a line's value. `advice`: what the
+        user should do about an invalid line, as the end of the error message.
 
         Raises `BadConfig` if another process has the file open.
         """
@@ -82,8 +83,9 @@ def read_json(
 ) -> _Line:
     """Return the content of the file `path` as a value of the type `kind`.
 
-    `decode`: decodes the bytes, as JSON by default. `advice`: end of error messages, which says
-    what to do. Raises `BadConfig` if the file cannot be read, or if its content is no `kind`.
+    `decode`: decodes the bytes, as JSON by default. `advice`: what the user should do about an
+    error, as the end of its message. Raises `BadConfig` if the file cannot be read, or if its
+    content does not have the type `kind`.
     """
     try:
         content: _Line = decode(path.read_bytes(), type=kind)
@@ -111,12 +113,12 @@ def numbered_jsonl(
     *,
     growing: bool = False,
 ) -> Iterator[tuple[int, _Line]]:
-    """Yield (number, value) for each line of a file of JSON lines. Numbers count from 1. Empty
-    lines are skipped.
+    """Yield (line number, value) for each line of a file of JSON lines. The first line has the
+    number 1. Empty lines are skipped.
 
     `path`: the file, or a folder that contains the file `name`. `kind`: type of a line's value.
-    `advice`: end of error messages, which says what to do. `growing`: skip the last line if it is
-    incomplete, because another process is still writing the file.
+    `advice`: what the user should do about an error, as the end of its message. `growing`: True if
+    another process may still be writing the file; an incomplete last line is then skipped.
 
     Raises `BadConfig`, with file and line number, for an invalid line, and if the file cannot be
     read.

@@ -2,10 +2,10 @@
 
 Reads the questions and requests for tables of all ended runs from the config's store, including
 failed runs. Runs of tenants that opted out of training, and runs whose texts are not stored, are
-left out. If feedback has right answers, a new answer must match one of them. Otherwise, the judge
-decides; a good rating alone does not make an answer right. Tables need no right answer. Unless
---tenant is given, at most a quarter of the questions may have right answers from the feedback of
-the same tenant.
+left out. If feedback has right answers, a new answer must match one of them. Otherwise, the model
+of `distillation.judge` decides; a good rating alone does not make an answer right. Tables need no
+right answer. Unless --tenant is given, at most a quarter of the questions may have right answers
+from the feedback of the same tenant.
 
 Prints an estimate of the cost, asks for confirmation, and then does the same as `rolegate sft
 rollout`.
@@ -74,10 +74,11 @@ class Selection(Frozen):
     """
 
     questions: list[Question]
-    """Selected questions; the id of each is the id of its run."""
+    """Selected questions. A question has the id of its run."""
     counts: dict[str, int]
-    """Numbers of ended runs of tenants that have not opted out. `read`: all of these runs.
-    `selected`: runs whose question was selected. Each other key is a reason why runs were left out.
+    """Counts of ended runs, without the runs of tenants that opted out of training. `read`: all
+    runs. `selected`: runs whose question was selected. Every other key is a reason to leave runs
+    out.
     """
 
 
@@ -197,15 +198,16 @@ async def _ended(log: Archive, wanted: RunFilter, counts: Counter[str]) -> Async
 
 
 _TIMES: Mapping[str, tuple[RoleName, float]] = {
-    # Once for the teacher's run, and about once more to repeat runs with the student's reports
+    # One run with the teacher, and about as many calls again to repeat runs with the student's
+    # reports
     "delegation": ("delegation", 2.0),
     # 40 % of the teacher's runs search twice (TBSS Table 4); each is tried again up to three times
     "teacher": ("execution", 2.2),
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
-"""Assumptions of the estimate. For each role of a rollout: the role whose tokens in the stored runs
-are added up, and the factor by which their sum is multiplied.
+"""Assumptions of the cost estimate: for each role of a rollout, a role of the stored runs and a
+factor. The rollout's role is expected to use the tokens of the stored runs' role, times the factor.
 """
 
 
@@ -213,11 +215,12 @@ def estimate(
     calls: Sequence[Call],
     prices: Mapping[str, Price | None],
 ) -> dict[str, dict[str, float | None]]:
-    """Return the expected tokens and cost (`dollars`) of each role of the rollout, by role name.
+    """Return the expected tokens and cost (`dollars`) for each role of the rollout; keys are role
+    names.
 
     `calls`: model calls of the stored runs. A call without token counts is assumed to have the mean
-    counts of the other calls. `prices`: price of each role's model; without one, `dollars` is None.
-    The judge is not included, since it is rarely asked.
+    counts of the role's other calls. `prices`: price of each role's model; `dollars` is None for a
+    role without a price. The judge is not included, since it is rarely asked.
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():
@@ -259,7 +262,8 @@ async def _selected(config: Config, options: Options) -> Selection | None:
     """Select the questions, print the estimated cost and ask for confirmation. Return None if the
     user refuses.
 
-    Raises `BadRequest` if no logged question can be used, or if there is no terminal to ask at.
+    Raises `BadRequest` if no stored question can be used, or if there is no terminal on which to
+    ask.
     """
     wanted = RunFilter(
         tenant=options.tenant,

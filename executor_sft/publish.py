@@ -123,12 +123,12 @@ def check_engine(
     rank: int | None,
     role: RoleName = "execution",
 ) -> None:
-    """Raise `BadVersion` if the engine of `role` serves another base model, or does not accept
-    adapters of this rank.
+    """Raise `BadVersion` if the engine of `role` cannot serve a trained model, because it has
+    another base model or accepts only adapters of a lower rank.
 
     `what`: beginning of the error message, which names the model or recipe. `trained_on`: SHA-256
-    of the base model. `rank`: rank of the adapter; None for whole weights. Nothing is checked if
-    the role has a `base_url` instead of an engine that the gateway starts.
+    of the base model that was trained. `rank`: rank of the adapter; None for whole weights. Nothing
+    is checked if the role has a `base_url` instead of an engine that the gateway starts.
     """
     name = config.roles.by_name[role].engine
     if name is None:
@@ -148,8 +148,8 @@ def check_engine(
 
 
 def try_version(client: Client, folder: Path) -> None:
-    """Register the version in `folder` with a gateway, and begin its trial on shadow traffic. A
-    version that already has another state than `registered` keeps its state.
+    """Register the version in `folder` with a gateway, and begin its trial on shadow traffic. If
+    the gateway already knows the version and its state is not `registered`, nothing changes.
 
     Raises `BadVersion` if the gateway has another version of the same name, and `GatewayError` if
     the gateway cannot be reached or refuses.

@@ -56,7 +56,7 @@ class Question(Frozen, omit_defaults=True):
     source: str = ""
     """Data set of the question; empty if unknown."""
     rejected: tuple[str, ...] = ()
-    """Answers that feedback rated as wrong."""
+    """Answers that feedback rates as wrong."""
     table: TableRequest | None = None
     """Request for a table; None if the question asks for an answer."""
     rows: tuple[tuple[str, ...], ...] = ()
@@ -97,7 +97,7 @@ class _Line(Frozen):
     group: str = ""
     sub_queries: list[str] = []
     rounds: list[list[_QuestionText]] = []
-    """Sub-queries by round, as mini worlds write them."""
+    """Sub-queries of each round, in the form in which `rolegate sft mini-world` writes them."""
 
 
 class _TableLine(_Line):
@@ -194,12 +194,11 @@ def select_questions(
     *,
     rows_needed: bool = False,
 ) -> tuple[list[Question], dict[str, int]]:
-    """Return two values. The first: the first `limit` questions and tables of a file, without those
-    that are held out. The second: the number of lines that were read, and for each reason, the
-    number of lines that were left out.
+    """Return the first `limit` questions and tables of a file that are not held out. Also return
+    counts of lines: all that were read (`read`), and those that were left out for each reason.
 
-    `exclude`: files of held-out questions. `rows_needed` and the errors are those of
-    `read_questions`.
+    `exclude`: files of held-out questions. `rows_needed`: True if every table needs right rows.
+    Raises the same errors as `read_questions`.
     """
     listed, duplicates = read_questions(path, tables=True, rows_needed=rows_needed)
     held_out = HeldOut.read(exclude)
@@ -217,8 +216,8 @@ def select_questions(
 
 
 class HeldOut:
-    """Questions and sub-queries that must not be trained on. Texts with small changes are also
-    recognized.
+    """Questions and sub-queries that must not be trained on. They are also recognized with small
+    changes.
 
     Two texts are near-duplicates if the Jaccard index of their sets of letter triples is at least
     `_NEAR`. To compare a text with all held-out texts in one pass, an index maps each triple to the
@@ -241,8 +240,8 @@ class HeldOut:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Read held-out questions, and any sub-queries of these, from files of JSON lines. No
-        answers are needed. Raises `BadConfig`, with file and line, for an invalid line.
+        """Read held-out questions, and their sub-queries if there are any, from files of JSON
+        lines. No answers are needed. Raises `BadConfig`, with file and line, for an invalid line.
         """
         texts: list[str] = []
         for path in paths:
@@ -312,8 +311,8 @@ def _numbers(text: str) -> set[str]:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Return the letter triples of all words but articles, in no order. In triples, a space marks
-    the beginning and the end of a word.
+    """Return the set of letter triples of all words but articles. In triples, a space marks the
+    beginning and the end of a word.
     """
     triples: set[str] = set()
     for word in _words(text):
@@ -365,7 +364,7 @@ class TableReports:
                 self._right.update(dict.fromkeys(keys, right))
 
     def flaw(self, ask: Ask, execution: Execution) -> str | None:
-        """Return why an executor must not be trained on a report; None if it may be.
+        """Return the reason not to train an executor on its report; None if the report is good.
 
         A good report has the right value of every requested cell; values that cannot be found
         anywhere may be missing. Each value is in a passage that the executor was shown.
@@ -403,5 +402,5 @@ class TableReports:
         return None
 
     def _forms(self, row: Sequence[str]) -> tuple[str, ...]:
-        """Return the canonical forms of a row's values, by which they are compared."""
+        """Return the canonical forms of a row's values. Equal forms are the same value."""
         return tuple(map(canonical, self._schema.columns, row))

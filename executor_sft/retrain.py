@@ -2,11 +2,11 @@
 
 The steps are mine → filter → dataset → train → evaluate → publish, each with its own folder under
 --work. If a step fails, the command stops and prints the reason. The same command then resumes at
-that step, and no model call is paid for twice.
+the failed step, and no model call is paid for twice.
 
-At the end, the new version is registered with a running gateway, which repeats finished runs with
-it (shadow traffic): the results are compared, but not used. The gateway then decides whether to
-promote the version (`rolegate versions decisions`).
+At the end, the new version is registered with a running gateway. The gateway repeats some finished
+runs with the new version (shadow traffic), and compares the results without using them. The gateway
+then decides whether to promote the version (`rolegate versions decisions`).
 """
 
 from collections.abc import Iterator
@@ -49,8 +49,8 @@ class Options(ConnectionOptions, kw_only=True):
     no limits)
     """
     min_trajectories: Count = 100
-    """stop before the training if fewer trajectories pass the filter; for comparison, 500 questions
-    of the demo gave 1,298 trajectories
+    """stop before the training if fewer trajectories (work on one sub-query) pass the filter; for
+    comparison, 500 questions of the demo gave 1,298 trajectories
     """
     rollouts: Count = 1
     """in the evaluation: number of answers to each held-out question with each executor"""
@@ -76,8 +76,8 @@ def run(options: Options) -> int:
 
 
 def _check(options: Options, config: Config, student: Path) -> None:
-    """Check, before anything is spent, what later steps need: packages, recipe, tokenizer, engine
-    and held-out questions. Raises `BadConfig` or `BadVersion` if a later step would fail.
+    """Check, before anything is spent, what later steps need. Raise `BadConfig` or `BadVersion` if
+    a package is missing, or if recipe, tokenizer, engine or held-out questions are unsuitable.
     """
     need("sft", *dataset.NEEDED, *train.NEEDED)
     recipe = read_recipe(options.recipe, Recipe)
@@ -93,7 +93,7 @@ def _check(options: Options, config: Config, student: Path) -> None:
 
 
 def _steps(options: Options, config: Config, student: Path) -> Iterator[tuple[str, str]]:
-    """Run the steps in order. After each step, yield its name and the reason to stop; the reason is
+    """Run the steps in order. After each step, yield its name and the reason to stop, which is
     empty if the next step can begin.
     """
     mining = mine.Options(

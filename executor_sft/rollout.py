@@ -1,16 +1,17 @@
 """`rolegate sft rollout`: run teacher and student on the sub-queries of questions (TBSS 3.4).
 
-First, each question is answered with the teacher as executor. Then the student works on every
-sub-query of that run. If the student's report differs from the teacher's, the rest of the run is
-repeated with the student's report, to get its final answer. If the teacher searched more than once,
-it also tries the sub-query several times with one search only. `rolegate sft filter` then selects
-the trajectories to train on. A question with columns asks for a table; its reports are judged by
-their cells, not by a final answer.
+The teacher is the model of `distillation.teacher`; the student is the config's executor. First,
+each question is answered with the teacher as executor. Then the student works on every sub-query of
+that run. If the student's report differs from the teacher's, the rest of the run is repeated with
+the student's report, to get a final answer. If the teacher searched more than once for a sub-query,
+it also tries this sub-query several times with only one search. `rolegate sft filter` then selects
+the trajectories to train on. A question with columns asks for a table; reports are then judged by
+the cells that they fill, not by a final answer.
 
 With `--group 8`, there is no teacher. Instead, each question is answered, or each table filled,
-eight times with different seeds. trajectories.jsonl then contains what each agent wrote, with the
-reward of its run. `rolegate sft filter --best` keeps the best run of each question; `rolegate sft
-weigh` turns all runs into training rows.
+eight times with different seeds. trajectories.jsonl then has the conversation of each agent, with
+the reward of its run. `rolegate sft filter --best` keeps the best run of each question; `rolegate
+sft weigh` turns all runs into training rows.
 
 After an interruption, the same command resumes, and no model call is paid for twice.
 """
@@ -69,7 +70,9 @@ TRAJECTORIES = "trajectories.jsonl"
 ADVICE = "remove this line; the same command then rolls out its question again"
 """End of the error message about an invalid line in a file of rollouts."""
 _TEMPERATURE = 0.7
-"""Min sampling temperature of repeated tries, which would hardly differ at a lower temperature."""
+"""Min sampling temperature of repeated tries. At a lower temperature, the tries would hardly
+differ.
+"""
 _FAILED = ("retrieval_failed", "model_failed")
 _TIME = "a run took too long; raise server.timeout_s, or lower --concurrency."
 
@@ -91,8 +94,8 @@ class RolloutOptions(StepOptions, kw_only=True):
     (default: work in this process)
     """
     capped: Count = 3
-    """if the teacher searched more than once for a sub-query: number of further tries in which it
-    may search only once
+    """number of further tries, each with only one search, of a sub-query for which the teacher
+    searched more than once
     """
 
 
@@ -130,8 +133,8 @@ class Verdict(Frozen):
     @property
     def correct(self) -> bool:
         """True if the answer matches a right answer and the judge accepts it (TBSS 3.4). Without a
-        judge, the match alone decides, and without right answers, the judge alone. Without both,
-        False.
+        judge, the match alone decides. Without right answers, the judge alone decides. Without
+        both, the value is False.
         """
         if self.judged:
             return self.accepted is True and self.exact_match is not False
@@ -139,8 +142,9 @@ class Verdict(Frozen):
 
 
 class Sample(Frozen):
-    """An executor's work on a sub-query. `answer`: the final answer of the teacher's run if the run
-    continues with the report of this work; for a part of a table, the answer in the report.
+    """An executor's work on a sub-query. For a question, `answer` is the final answer of the
+    teacher's run, continued with this executor's report. For a table, `answer` is the answer in the
+    report.
     """
 
     execution: Execution
@@ -192,8 +196,8 @@ class Group(Frozen):
 
 
 def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunContext) -> None:
-    """Raise the error of a run whose time ran out or whose endpoint failed. The answer of a run
-    that failed in this way says nothing about the models.
+    """Raise the error of a run if its time ran out or an endpoint failed. The answer of such a run
+    says nothing about the models.
 
     `context`: context of the run, which has the errors of endpoints. `first`: number of the first
     sub-query to check; earlier sub-queries were taken from another run. Raises `OutOfTime` or
@@ -221,8 +225,8 @@ def check_some(
 
 
 async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> TableRun:
-    """Fill a table. Raises `UpstreamError` if all executions failed or an endpoint is unavailable,
-    and `OutOfTime` if the time of the run is up.
+    """Fill a table, and return the run. Raises `UpstreamError` if all executions failed or an
+    endpoint is unavailable, and `OutOfTime` if the time of the run is up.
     """
     run = await wide.run(table.checked(wide.limits), context)
     check_some(run.executions, context.failures)
@@ -231,8 +235,8 @@ async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> Ta
 
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
-    """Raise the error of an executor whose time ran out or whose endpoint failed. `index`: number
-    of the executor's sub-query. Raises `OutOfTime` or `UpstreamError`.
+    """Raise the error of an executor if its time ran out or an endpoint failed. `index`: number of
+    the executor's sub-query. Raises `OutOfTime` or `UpstreamError`.
     """
     if execution.outcome == "timed_out":
         raise OutOfTime(_TIME)
@@ -288,7 +292,7 @@ class RolloutWorker(Frozen):
         place: int,
     ) -> Sample:
         """Let `executor` work on a sub-query of the teacher's run. If its report differs from the
-        teacher's, run the rest of the search again with the new report, to get its final answer.
+        teacher's, run the rest of the search again with the new report, to get a final answer.
 
         `run`: the teacher's run. `round_`, `place`: number of the sub-query's round, and number of
         the sub-query in that round.
@@ -384,7 +388,7 @@ async def roll_out_group(
     question: Question,
 ) -> Group:
     """Answer a question or fill a table `size` times, each time with another seed for all roles.
-    Raises the same errors as `RolloutWorker.roll_out`.
+    Return the runs. Raises the same errors as `RolloutWorker.roll_out`.
     """
     runs = [
         await roll_out_run(runtime.sampled(seed, temperature), topology, question)
@@ -394,7 +398,8 @@ async def roll_out_group(
 
 
 async def roll_out_run(runtime: Runtime, topology: TopologyName, question: Question) -> Run:
-    """Answer a question or fill a table once. Raises the same errors as `RolloutWorker.roll_out`.
+    """Answer a question or fill a table once, and return the run. Raises the same errors as
+    `RolloutWorker.roll_out`.
 
     The runtime's seed becomes a part of the run's id.
     """
@@ -446,7 +451,7 @@ def teacher_config(config: Config) -> RoleConfig:
 
 
 def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
-    """Return a worker with the config's teacher and student, whose endpoints are asked to return
+    """Return a worker with the config's teacher and student. Their endpoints are asked to return
     token ids.
 
     `capped`: number of the teacher's tries with only one search. The first try has the config's
@@ -480,12 +485,12 @@ async def roll_out_all(
     kind: type[Any] = Rollout,
 ) -> dict[str, str]:
     """Roll out the questions whose rollouts are not in the file `path` yet, `concurrency` at a
-    time. Return the error messages of failed questions, by question id.
+    time. Return the error message of each failed question; keys are question ids.
 
     Each rollout becomes a line of the file; in the end, the lines are in the order of the
     questions. `roll_out`: returns the rollout of a question, of the type `kind`. `on_done`: called
-    once for every question, when it is rolled out or has failed; for a question that is already in
-    the file, at the beginning.
+    once for every question that is rolled out or has failed, and at the beginning once for every
+    question in the file.
 
     Raises the same errors as `failures`, and `StoreFailed` if the file cannot be written. Finished
     rollouts are kept in the file.
@@ -516,13 +521,13 @@ async def roll_out_all(
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean of `values`; 0 if there are none."""
+    """Return the mean of `values`; 0 if there are no values."""
     return fmean(list(values) or [0])
 
 
 def search_counts(searches: Iterable[int]) -> dict[str, float]:
     """Return figures about the searches of executors (TBSS Table 4): the number of executions, the
-    mean number of searches, and how many executions made no search, one, or more.
+    mean number of searches, and the numbers of executions with no search, one search, and more.
 
     `searches`: number of searches of each execution.
     """
@@ -708,8 +713,9 @@ async def _rolled_out(
     questions: Sequence[Question],
     options: RolloutOptions,
 ) -> dict[str, Any]:
-    """Roll out the questions with a progress bar. Return the error messages of failed questions,
-    and the number and tokens of the model calls. `work`: see `spread`.
+    """Roll out the questions with a progress bar. Return the error messages of failed questions
+    (`failed`), and counts of model calls and their tokens (`spent`). `work`: makes the function
+    that rolls out a question, see `spread`.
     """
     with progress_bar() as bar:
         task = bar.add_task("rolling out", total=len(questions))

@@ -47,8 +47,8 @@ from serving.topologies import (
 
 BASE = "base"
 TEACHER = "teacher"
-"""Values of options that otherwise name the folder of an adapter. `base` is the role's model in the
-config, `teacher` the model of `distillation.teacher`.
+"""Values of options that name a model or the folder of an adapter. `base` is the role's model in
+the config; `teacher` is the model of `distillation.teacher`.
 """
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SAMPLED = frozenset(get_args(RoleName)) - {"judge"}
@@ -57,13 +57,13 @@ _SAMPLED = frozenset(get_args(RoleName)) - {"judge"}
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The opened engines, endpoints and retriever of a config. Creates roles, executors and
-    searches that use these. Any number of runs may share a runtime concurrently.
+    searches that use them. Any number of runs may share a runtime concurrently.
     """
 
     config: Config
     retriever: IndexRetriever
     new_role: Callable[..., Role]
-    """See `Started.new_role`."""
+    """Function that makes a role from its name and config; see `Started.new_role`."""
     cache: CallCache | None = None
     """Cache of completed model calls; None to make every call."""
     seed: int | None = None
@@ -77,11 +77,11 @@ class Runtime:
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
     """Fields to add to the requests of each role, such as `return_token_ids`."""
     versions: Mapping[RoleName, str] = field(default_factory=dict)
-    """Name of the adapter that replaces the config's model, by role."""
+    """For each role with an adapter: name of the adapter that replaces the config's model."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of the endpoints, and limits of concurrent calls; shared by all runs."""
     loaders: Mapping[RoleName, Adapters] = field(default_factory=dict)
-    """Client that loads adapters into the role's engine, for the delegator and the executor."""
+    """Clients that load adapters into the engines of delegator and executor, by role."""
 
     @property
     def judge(self) -> Judge | None:
@@ -188,7 +188,9 @@ class Runtime:
 
     @property
     def _managers(self) -> dict[str, Role]:
-        """Roles of the managers. Raises `BadConfig` if there is none, or if one has tools."""
+        """Roles of the managers. Raises `BadConfig` if there are no managers, or if a manager has
+        tools.
+        """
         if not self.config.managers:
             raise BadConfig("managers: the config has no managers; add a table [managers.NAME].")
         for manager, section in self.config.managers.items():
@@ -224,10 +226,11 @@ class Runtime:
 
 
 def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dict[str, Path | None]:
-    """Return the folder of each adapter in `given`, by the name under which engines load it.
+    """Return the folder of each adapter in `given`. Keys are the names under which engines load the
+    adapters.
 
-    `given`: folders of adapters, or names from `others`, whose value in the result is None. Raises
-    `BadConfig` if a model is named twice, or if a folder has no adapter.
+    `given`: folders of adapters, or names from `others`; the result has None for names from
+    `others`. Raises `BadConfig` if a model is named twice, or if a folder has no adapter.
     """
     folders: dict[str, Path | None] = {}
     for name in given:
@@ -278,8 +281,8 @@ async def open_runtime(
     `log`: called with a line of text for each part that starts. `cache`: file of the `CallCache`;
     None for no cache. `adapters`: adapters to load into the executor's engine, as returned by
     `named_adapters`. `delegators`: adapters to load into the delegator's engine. `teacher`: also
-    start the teacher's engine. `extra_roles`: further roles whose engines are needed, by their
-    names in error messages.
+    start the teacher's engine. `extra_roles`: further roles whose engines are needed; the keys are
+    used in error messages.
 
     Raises `BadConfig` if the config cannot be used here, `BadIndex` for a bad index, `BadVersion`
     for a bad adapter, and `UpstreamUnavailable` if an endpoint cannot be reached.
@@ -334,7 +337,7 @@ async def open_runtime(
 
 
 Work = Callable[[Runtime], Ask]
-"""Function that is called with a runtime and returns a function, which works on one item."""
+"""Function that takes a runtime, and returns another function, which works on one item."""
 
 
 def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
@@ -342,8 +345,8 @@ def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
     same work on the workers of that Ray cluster. The workers' model calls are kept in the cache of
     `runtime`.
 
-    `work`: must be picklable. `ray`: see `workers_of`. Raises `BadConfig` if the config has
-    engines, or the cluster cannot be used.
+    `work`: must be picklable. `ray`: the cluster, `local` or HOST:PORT, see `workers_of`. Raises
+    `BadConfig` if the config has engines, or the cluster cannot be used.
     """
     if ray is None:
         return work(runtime)
@@ -371,7 +374,8 @@ class _Worker:
     """A worker process on a Ray cluster. Works on any number of items concurrently."""
 
     _stack = AsyncExitStack()
-    """Keeps the runtime open. A class attribute suffices, because a process has one worker."""
+    """Keeps the runtime open. It can be a class attribute, because a process has only one worker.
+    """
     _opened: Any = None
     """Future of the runtime; None before the first item."""
 

@@ -1,5 +1,5 @@
 """Steps of the training of an executor, such as `filter` or `train`. Each step has a folder for its
-results. The manifest in that folder, which is written last, records inputs, settings and figures.
+results. At the end of the step, a manifest in that folder records inputs, settings and figures.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ class Origin(Frozen, forbid_unknown_fields=True):
     step: str
     """Name of the step, such as `filter`."""
     inputs: dict[str, str]
-    """SHA-256 of every input file, by the input's purpose, such as `questions`. If an input is the
-    folder of another step, this is the SHA-256 of that step's manifest.
+    """SHA-256 of every input file; keys are purposes, such as `questions`. For an input that is the
+    folder of another step, the SHA-256 of that step's manifest.
     """
     settings: dict[str, Any]
 
@@ -46,13 +46,13 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
     origin: Origin
     figures: dict[str, Any]
     files: dict[str, str]
-    """SHA-256 of every result file, by its path in the folder."""
+    """SHA-256 of every result file; keys are paths in the step's folder."""
     seconds: float
     """Duration of the command that finished the step, without earlier, interrupted commands."""
     finished_at: str
-    """ISO 8601, UTC."""
+    """Time at which the step was finished (ISO 8601, UTC)."""
     steps: dict[str, "StepManifest"] = {}
-    """Manifests of the steps whose results were inputs, by the input's purpose."""
+    """Manifests of the steps whose results were inputs; keys are purposes as in `Origin.inputs`."""
 
 
 class Step(Frozen):
@@ -74,9 +74,10 @@ class Step(Frozen):
     ) -> "Step":
         """Begin a step in `folder`, or resume it if it was begun before.
 
-        `step`: name of the step. `inputs`: files or folders, by their purpose. `settings`:
-        everything else that determines the result. Raises `BadConfig` if the folder contains
-        another step, the same step with other inputs or settings, or other files.
+        `step`: name of the step. `inputs`: files or folders; keys are their purposes, such as
+        `questions`. `settings`: everything else that determines the result. Raises `BadConfig` if
+        the folder contains another step, the same step with other inputs or settings, or other
+        files.
         """
         origin = Origin(
             step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings)
@@ -177,8 +178,8 @@ _PLACES = {
     "embedder": "engine base_url api_key_env",
     "reranker": "base_url form api_key_env timeout_s",
 }
-"""Keys of a config that cannot change a step's result, by section. They say where and how models
-and indexes are served. All other keys of these sections can change the result.
+"""For each section of a config: its keys that cannot change a step's result, because they only say
+where and how models and indexes are served. All other keys of these sections can change the result.
 """
 
 

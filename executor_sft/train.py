@@ -3,8 +3,8 @@
 Writes the trained adapter, or all weights, in bf16 to OUT/model. OUT/loss.jsonl has a line for each
 training step, with its loss and the other values that the trainer logs.
 
-The training writes checkpoints. After a kill, the same command resumes from the last checkpoint,
-and the resulting model is the same as without the interruption.
+The training writes checkpoints. After an interruption, the same command resumes from the last
+checkpoint; the resulting model is the same as that of an uninterrupted training.
 
 Runs on the GPU if there is one, else on the CPU. To use several GPUs, start the command with
 `accelerate launch --num_processes 4 --use_fsdp --fsdp_version 2 -m executor_sft train DATASET
@@ -44,7 +44,7 @@ _Kind = TypeVar("_Kind")
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
-"""Number of training steps at the end over which the reported loss is averaged."""
+"""The reported loss is the mean over this number of last training steps."""
 
 
 class Options(StepOptions):
@@ -84,7 +84,7 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     learning_rate: _Positive
     """Peak learning rate."""
     schedule: Literal["cosine", "linear"] = "cosine"
-    """How the learning rate decays."""
+    """Decay of the learning rate: along a cosine, or linear."""
     warm_up_ratio: _Share = 0.03
     """Share of the training steps in which the learning rate rises from 0 to its peak."""
     weight_decay: Annotated[float, Meta(ge=0)] = 0.01
@@ -184,8 +184,7 @@ def _train(
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return the paths of config and weights in the folder `model`, as inputs of the step by
-    purpose.
+    """Return the paths of the config and the weights in the folder `model`, as inputs of the step.
 
     Raises `BadConfig` if a file is missing, or if the data set was made for another tokenizer.
     """
@@ -206,8 +205,8 @@ def base_files(model: Path, dataset: Path) -> dict[str, Path]:
 
 
 def load_weights(model: Path) -> Any:
-    """Return the model in the folder `model`, loaded in fp32. Raises `BadConfig` if it cannot be
-    loaded.
+    """Return the model in the folder `model`, loaded in fp32. Raises `BadConfig` if the model
+    cannot be loaded.
     """
     import torch
     import transformers
@@ -264,8 +263,8 @@ def _trainer(
     checkpoints: Path,
     devices: int,
 ) -> Any:
-    """Return a trainer of TRL for the base model in the folder `base`, which trains on exactly
-    these rows.
+    """Return a trainer of TRL for the base model in the folder `base`. It trains on exactly these
+    rows, none of which is shortened.
 
     `checkpoints`: folder for checkpoints. `devices`: number of devices. Raises `BadConfig` if base
     model, rows and recipe do not fit together.
@@ -349,7 +348,7 @@ def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
 
 def _last_checkpoint(folder: Path) -> str | None:
     """Return the path of the last complete checkpoint in `folder`; None if there is none. A
-    checkpoint is complete if its state can be read, since that file is written last.
+    checkpoint is complete if its state can be read, since the file with the state is written last.
     """
     checkpoints = folder.glob("checkpoint-*")
     for checkpoint in sorted(checkpoints, key=lambda path: -int(path.name.rpartition("-")[2])):
@@ -372,7 +371,7 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
     model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
     with replacing_folder(folder) as unfinished:
         if hasattr(model, "peft_config"):
-            # The base model's name instead of its path on this machine
+            # Store the base model's name instead of its path on this machine
             model.peft_config["default"].base_model_name_or_path = base.resolve().name
             model.save_pretrained(
                 unfinished, state_dict=_halved(weights), save_embedding_layers=False

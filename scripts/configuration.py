@@ -50,8 +50,9 @@ def page() -> str:
 
 
 def _collect(key: str, cls: type, keys: dict[type, list[str]]) -> None:
-    """Record in `keys` under which keys of the file the section `cls`, and each section inside it,
-    can occur. `key`: the key of `cls`, such as `roles.delegation`; empty for the whole file.
+    """Add to `keys` the section `cls`, and all sections inside it, each with the keys of the file
+    under which it can occur. `key`: the key of `cls`, such as `roles.delegation`; empty for the
+    whole file.
     """
     keys.setdefault(cls, []).append(key)
     for name, inner in _sections(cls):

@@ -124,7 +124,7 @@ def metrics_page() -> str:
 
 
 def _rows(metric: object) -> Iterator[str]:
-    """Yield the row for a metric; none for an object that is no metric."""
+    """Yield the rows for a metric; nothing for any other object."""
     if not isinstance(metric, Metric | MetricWrapperBase):
         return
     labels = ", ".join(f"`{label}`" for label in getattr(metric, "_labelnames", ()))
@@ -249,8 +249,8 @@ PAGES = {"errors.md": errors_page, "metrics.md": metrics_page, "rpc.md": rpc_pag
 
 
 def main(arguments: list[str]) -> int:
-    """Write the pages; with `--check`, compare them and name those that are out of date. Return the
-    exit status.
+    """Write the pages. With `--check`, compare the pages instead, and print the names of outdated
+    pages. Return the exit status.
     """
     stale = 0
     for name, page in PAGES.items():

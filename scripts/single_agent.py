@@ -57,7 +57,7 @@ TEACHER = Path(__file__).parents[1] / "serving" / "models" / "mini-teacher"
 CONTEXT_TOKENS = 8192
 _SHORT_ROW = 4096
 _WAITING = 24
-"""Number of waiting conversations from which rows are packed."""
+"""Number of conversations that wait to be packed into rows."""
 _YEARS = 2
 """Number of searches for members' own pages, for each set of rows."""
 
@@ -88,8 +88,8 @@ class TableAlone:
     def __init__(
         self, world: WideWorld, searcher: _Searcher, task: TableTask, searches: int | None
     ) -> None:
-        """`searches`: max searches, after which the program asks for the table; None for any
-        number.
+        """`searches`: max searches; the last search result then also asks for the table. None for
+        no limit.
         """
         self._world = world
         self._searcher = searcher
@@ -162,7 +162,7 @@ class TableAlone:
             yield group.discoveries(turn, 0)[0]
 
     def _fill(self, row: Entity) -> None:
-        """Search for the values of a row, and note the row."""
+        """Search for the values of a row, and note the row as a line of the table."""
         world = self._world.world
         library = self._world.library
         relations = self._task.relations
@@ -216,7 +216,7 @@ class TableAlone:
 
 def lessons(seed: int) -> Iterator[Dialogue]:
     """Yield gold conversations about training worlds, endlessly. `seed`: number of the first world;
-    further worlds have the following numbers.
+    the next worlds have the next higher numbers.
     """
     order = random.Random(11)
     for number in itertools.count(seed):
@@ -238,8 +238,8 @@ def lessons(seed: int) -> Iterator[Dialogue]:
 
 
 def rows(source: Iterator[Encoded]) -> Iterator[Encoded]:
-    """Pack conversations into rows of up to 4,096 or 8,192 tokens. Conversations in a row are not
-    separated by the attention, which costs little and keeps the rows full.
+    """Pack conversations into rows of up to 4,096 or 8,192 tokens. There is no attention mask
+    between the conversations of a row.
     """
     rng = random.Random(12)
     waiting: list[Encoded] = []
@@ -325,7 +325,7 @@ class Measured(msgspec.Struct):
 
 
 class _Recorded:
-    """Keeps the trajectory of a run."""
+    """Wrapper of an agent that records the number of searches of its last run."""
 
     def __init__(self, loop: SingleAgent) -> None:
         self._loop = loop
@@ -338,7 +338,7 @@ class _Recorded:
 
 
 async def fill(runtime: Runtime, question: Question, searches: int) -> Measured:
-    """Let the single agent fill a table with at most this many searches."""
+    """Let the single agent fill a table with at most `searches` searches, and return its scores."""
     assert question.table
     role = runtime.role("delegation", runtime.config.roles.delegation)
     limits = ExecutorLimits(max_turns=searches + 4, max_searches=searches, top_k=1)
@@ -363,7 +363,9 @@ async def fill(runtime: Runtime, question: Question, searches: int) -> Measured:
 
 
 def alone(config: Config, model: Path, folder: Path) -> Config:
-    """Return `config` with the model in the folder `model` as the only one, on one engine."""
+    """Return a copy of `config` in which all roles use the model in the folder `model`, on one
+    engine. `folder`: folder in which the file of the system prompt is written.
+    """
     prompt = folder / "system.txt"
     prompt.write_text(SYSTEM)
     engine = replace(config.engines["backbone"], path=str(model.resolve()))

@@ -77,9 +77,7 @@ def modules(folders: tuple[str, ...]) -> list[Module]:
 
 
 def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
-    """Yield every statement that is only a string. These are the docstrings, including those under
-    attributes.
-    """
+    """Yield every statement that is only a string: docstrings, also those of attributes."""
     for node in ast.walk(tree):
         is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_constant and isinstance(node.value.value, str):
@@ -98,7 +96,7 @@ def tokens(module: Module) -> int:
 
 
 def figures(module: Module) -> Counter[str]:
-    """Return the counts of a module that can be added up over modules."""
+    """Return the counts of a module. The counts of several modules can be added up."""
     lines = module.text.splitlines()
     comments = list(docstrings(module.tree))
     apart = {
@@ -123,7 +121,9 @@ def figures(module: Module) -> Counter[str]:
 
 
 def _is_nested(node: ast.AST) -> bool:
-    """Return whether `node` is a conditional expression with another one inside."""
+    """Return whether `node` is a conditional expression that contains another conditional
+    expression.
+    """
     if not isinstance(node, ast.IfExp):
         return False
     return any(isinstance(inner, ast.IfExp) for inner in ast.walk(node) if inner is not node)

@@ -30,7 +30,7 @@ CORRECTION = (
     "as <answer>…</answer>."
 )
 _MAX_MALFORMED = 2
-"""Number of malformed turns in a row after which the model is asked for its final answer."""
+"""After this number of consecutive malformed turns, the model is asked for its final answer."""
 
 
 def role_alone(config: Config, prompt: str) -> RoleConfig:
@@ -46,8 +46,8 @@ def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> Execu
     """Return limits for a model that works alone. It may do as much as all roles of a factorized
     run together.
 
-    It may make as many searches as all executors that a run can dispatch, and write as many turns
-    as these executors and the delegator.
+    It may make as many searches as all executors of a run together, and write as many turns as
+    these executors and the delegator together.
     """
     executor = executor_limits(config.search)
     dispatched = max_rounds * max_sub_queries

@@ -1,5 +1,6 @@
-"""Read published data sets of questions, count questions, and check that their supporting passages
-exist. Optionally write a sample of the questions in the plain format that all other commands read.
+"""Read published data sets, count the questions, and check that the questions' supporting passages
+are in the corpus. Optionally write a sample of the questions in the plain format that all other
+commands read.
 """
 
 import random

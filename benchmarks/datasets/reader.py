@@ -28,7 +28,7 @@ from serving.documents.given_rows import read_cells
 
 _FETCH = "the file is incomplete or damaged; fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
-"""Split of a file, by a word in the file's name."""
+"""Split of a file. The keys are words in the file's name."""
 
 
 class Entry(Frozen):
@@ -134,8 +134,8 @@ _Read = tuple[_CommonFields, tuple[Passage, ...]]
 
 
 def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
-    """Read a row of a format without paragraphs. `renamed`: names of fields in the plain format, by
-    their names in the row.
+    """Read a row of a format without paragraphs. `renamed`: maps names of fields in the row to
+    their names in the plain format.
     """
     return msgspec.convert(
         {renamed.get(name, name): value for name, value in row.items()}, _CommonFields

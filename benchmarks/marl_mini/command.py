@@ -4,7 +4,7 @@ loss) in miniature. A lead agent and its readers share a model of about 60,000 p
 A world has eight pages, each with a topic and some items. The lead sees the topics of the pages and
 the wanted topic, and dispatches readers to pages, in two turns. Each reader sees its page, and
 reports items. A run's reward is the F1 of all reported items against the items of the wanted topic.
-The start model was first trained to do this with many mistakes, so that it explores.
+The start model was trained on examples with many mistakes, so that it explores.
 
 With the same seed, all variants train from the same start model, with the same number of runs. Two
 variants imitate the best of eight runs instead of learning by reinforcement.
@@ -44,7 +44,7 @@ _LEAD_TURNS = 2
 """Number of turns of the lead in a run."""
 _WORLDS = 8
 _GROUP = 8
-"""Number of worlds per step (`_WORLDS`), and number of runs on each world (`_GROUP`)."""
+"""`_WORLDS`: number of worlds per training step. `_GROUP`: number of runs on each world."""
 _TAUGHT = 300
 """Number of updates that train the start model."""
 _TURNS = 64
@@ -56,7 +56,7 @@ _UNSEEN = 200
 
 
 class Variant(Frozen):
-    """A way to train."""
+    """One way to train the model."""
 
     weights: WeightRecipe = WeightRecipe()
     roles: tuple[str, ...] = ("delegation", "execution")
@@ -93,8 +93,7 @@ class Options(harness.Options):
     rate: Annotated[float, Meta(gt=0)] = 1e-3
     """learning rate"""
     only: tuple[str, ...] = ()
-    """variants to train, such as "Eq. 1"; an unknown name is answered with all names (default: all)
-    """
+    """variants to train, such as "Eq. 1"; an unknown name prints all names (default: all)"""
     picture: Path | None = None
     """write a picture of F1 and number of readers over the steps to this PNG file"""
 
@@ -207,7 +206,7 @@ def trained(model: "TinyModel", variant: Variant, steps: int, rng: Random) -> Cu
             continue
         best += best_runs(runs)
         ends = (step + 1) * variant.rounds // steps > step * variant.rounds // steps
-        if ends:  # of a round
+        if ends:  # this step ends a round
             imitate(model, best, rng)
             best = []
     return curve

@@ -24,7 +24,7 @@ class TinyModel(nn.Module):
     """The transformer, with its optimizer."""
 
     def __init__(self, rate: float, seed: int) -> None:
-        """`rate`: learning rate. `seed`: seed of the weights."""
+        """Create the model. `rate`: learning rate. `seed`: seed of the random weights."""
         torch.manual_seed(seed)
         super().__init__()
         self._tokens = nn.Embedding(VOCABULARY, _WIDTH)
@@ -58,7 +58,7 @@ class TinyModel(nn.Module):
         *,
         greedy: bool = False,
     ) -> list[Turn]:
-        """Write a turn after each prompt, at temperature 1 or greedily."""
+        """Return a new turn for each prompt, sampled at temperature 1 or greedily."""
         if not prompts:
             return []
         generator = torch.Generator().manual_seed(rng.randrange(2**40))
@@ -91,8 +91,8 @@ class TinyModel(nn.Module):
         turns: Sequence[Turn],
         weights: Sequence[float],
     ) -> None:
-        """Make one update by reinforcement. `weights`: for each turn, the weight of each of its
-        tokens.
+        """Make one update by reinforcement. `weights`: one weight for each turn, which all tokens
+        of the turn have.
         """
         kept = [(turn, weight) for turn, weight in zip(turns, weights, strict=True) if weight != 0]
         for start in range(0, len(kept), _MICRO):

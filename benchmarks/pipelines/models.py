@@ -60,8 +60,8 @@ class _Connection(asyncio.Protocol):
     _transport: asyncio.Transport
 
     def __init__(self, token_s: float, spans: defaultdict[int, list[tuple[float, float]]]) -> None:
-        """`token_s`: seconds per token. `spans`: mapping to which start and end of each call are
-        added, by question number.
+        """`token_s`: seconds per token. `spans`: mapping from question numbers to the times (start,
+        end) of calls; the times of each call are added to it.
         """
         self._token_s = token_s
         self._spans = spans
@@ -111,12 +111,12 @@ class _Connection(asyncio.Protocol):
         self._after(_FIRST, self._loop.time())
 
     def _after(self, tokens: int, last: float) -> None:
-        """Schedule the next token `tokens` token times after `last`."""
+        """Schedule the next token, at `last` plus the time of `tokens` tokens."""
         due = last + tokens * self._token_s
         self._loop.call_at(due, self._next, due)
 
     def _next(self, due: float) -> None:
-        """Write the next token. If it was the last one, immediately write the end of the stream."""
+        """Write the next token. After the last token, immediately write the end of the stream."""
         self._transport.write(self._pieces.popleft())
         if len(self._pieces) == 1 or self._transport.is_closing():
             self._last(self._pieces[-1])

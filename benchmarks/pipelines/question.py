@@ -37,7 +37,7 @@ _TAGS = {
     for tag in ("search", "answer", "evidence")
 }
 _MAX_SEARCHES = 2
-"""Number of searches after which an executor must report."""
+"""An executor must report after this number of searches."""
 
 
 class PipelineCompletion(msgspec.Struct):

@@ -33,7 +33,8 @@ class Audit(Frozen):
     was killed.
     """
     wrong: dict[str, list[str]]
-    """For each condition, the runs and calls that violate it; empty if there are none."""
+    """For each condition, the runs and calls that violate it; an empty list if the condition holds.
+    """
 
 
 def compared(
@@ -118,9 +119,9 @@ def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
 def _made_again(
     run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the calls of a resumed run that repeat a call of an earlier run which it resumes. Each
-    item is (request id of the call, True if the earlier call had completed). Two calls are equal if
-    they send the same conversation. `shown`: conversation of each call, by request id.
+    """Yield the calls with which a resumed run repeats calls of the interrupted runs before it.
+    Each item is (request id of the call, True if the earlier call had completed). Two calls are
+    equal if they send the same conversation. `shown`: conversation of each call, by request id.
     """
     completed = dict[bytes, bool]()
     earlier = runs.get(run.resumed_from)

@@ -1,8 +1,9 @@
 """Check that nothing is lost and all costs are recorded exactly while upstreams fail and the
 gateway is killed.
 
-All upstreams are behind proxies that make a share of the calls fail. A seed decides which calls
-fail, and how. There are four parts:
+The endpoints of the models (upstreams) are behind proxies, which make a share of the calls fail. In
+the part faults, a share of the searches fails too. A seed decides which calls fail, and how. There
+are four parts:
 
 faults    simulated models with many kinds of faults: connection resets, series of 429 and 503,
           calls that are never answered, streams that are very slow or end early, wrong usage,
@@ -73,7 +74,7 @@ class Options(harness.Options):
     kills: Count = 30
     """in all parts except faults: number of times that the gateway is killed"""
     longest: Annotated[float, Meta(gt=0)] = 2.0
-    """the gateway is killed at a random time, at most this many seconds after its start"""
+    """kill the gateway at a random time, at most this many seconds after its start"""
     store: Literal["sqlite", "postgres"] = "sqlite"
     """kind of database in which runs are stored"""
     seed: int = 0
@@ -87,7 +88,7 @@ class PartFigures(Frozen):
 
     part: Part
     ended: dict[str, int]
-    """Number of requests of clients, by how they ended."""
+    """Number of clients' requests for each value of `LoadResult.outcome`."""
     latest_ms: float
     """Max milliseconds by which a request was late; negative if all requests ended before their
     deadlines.
@@ -101,11 +102,11 @@ class PartFigures(Frozen):
     attempts: int
     """Number of calls that reached an upstream."""
     rows: dict[str, int]
-    """See `Audit.rows`."""
+    """Number of calls in the ledger, by outcome."""
     resumed: int
-    """See `Audit.resumed`."""
+    """Number of runs that resumed an interrupted run."""
     in_flight: int
-    """See `Audit.in_flight`."""
+    """Number of calls that resumed runs had to repeat, because a kill had interrupted them."""
 
 
 class Figures(Frozen):

@@ -92,9 +92,9 @@ class TestBed:
     cut: list[str] = field(default_factory=list)
     """Questions to ask again, because the gateway was killed while it worked on them."""
     tables: dict[str, str] = field(default_factory=dict)
-    """Tables that clients received, as text (`rows_of`), by question."""
+    """Tables that clients received, as text (`rows_of`); keys are questions."""
     lag_s: float = 0.0
-    """Max delay of this process's event loop in seconds, see `PartFigures.lag_ms`."""
+    """Max delay of this process's event loop, in seconds. It adds to the measured delays."""
 
     @property
     def faults(self) -> Counter[str]:

@@ -30,7 +30,7 @@ class SweepCell(Frozen):
 
     name: str
     pairs: Pairs
-    """Entry of the plan to which the cell belongs."""
+    """Entry of the plan's `pairs` from which the cell was made."""
     backbone: str
     """Name of the backbone's model in the plan."""
     executor: str | None
@@ -172,11 +172,11 @@ def _in_role(
 
 
 def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCell]]:
-    """Return the cells in groups. All engines of a group run at the same time, so that an engine,
-    which starts slowly, is started once for all cells of the group.
+    """Return the cells in groups. All engines of a group run at the same time. Engines start
+    slowly, so each engine is started only once for all cells of a group.
 
-    Each cell joins the first group that then needs at most `at_once` engines; if there is none, it
-    starts a new group.
+    Each cell joins the first group that then needs at most `at_once` engines; if there is no such
+    group, the cell starts a new group.
     """
     groups: list[list[SweepCell]] = []
     for cell in cells:

@@ -1,8 +1,8 @@
 """Show tokens and cost of a gateway's runs, by role, and estimate their cost with other models.
 
-`--instead execution=MODEL` estimates the cost if MODEL had used the same number of tokens as
-executor. `--instead execution=MODEL*0.628` assumes 0.628 times as many tokens: a distilled executor
-needs fewer than a frontier model (4,758 instead of 7,577 in TBSS, Fig. 3).
+`--instead execution=MODEL` estimates the cost if MODEL had been the executor, with the same number
+of tokens. `--instead execution=MODEL*0.628` assumes 0.628 times as many tokens: a distilled
+executor needs fewer than a frontier model (4,758 instead of 7,577 in TBSS, Fig. 3).
 
 The estimate assumes that answers stay equally good and that the other roles use the same tokens.
 The cost of idle machines and of training is not included.
@@ -151,7 +151,7 @@ def _costs(
     """Return the cost of `totals` with new prices. Totals of models that are not in `prices` keep
     their recorded cost.
 
-    `instead`: for roles with another model, that model; `prices` must have all these models.
+    `instead`: other models, by role; `prices` must have all these models.
     """
     rows = [
         _priced(total, prices, instead.get(total.role, _Instead(total.model))) for total in totals

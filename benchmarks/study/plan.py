@@ -112,8 +112,8 @@ def read_plan(path: Path) -> Plan:
 
 
 def _problem(pairs: Pairs, plan: Plan) -> str | None:
-    """Return what is wrong with an entry of `pairs`, as a text that begins with the key; None if
-    the entry is valid.
+    """Return a description of the first problem of an entry of `pairs`, which begins with the key.
+    Return None if the entry is valid.
     """
     for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):
         for name in names:
@@ -164,7 +164,7 @@ def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
         if key in seen:
             continue
         seen.add(key)
-        ids[question.id] += 1  # also for questions over the limit, so that ids do not depend on it
+        ids[question.id] += 1  # also over the limit, so that ids do not depend on the limit
         if plan.limit is not None and of_dataset[question.dataset] >= plan.limit:
             continue
         of_dataset[question.dataset] += 1

@@ -1,5 +1,5 @@
 """Write a report about a sweep: the tables and figures of the TBSS paper (section 4) with the
-sweep's results, and costs and losses by role.
+sweep's results, and further tables with costs, and with the wrong answers that each role caused.
 
 The report is written as Markdown with PNG pictures, and as JSON. At the end, separate tables have
 the numbers that the paper published.
@@ -16,8 +16,8 @@ from serving.cli.command import POSITIONAL
 from serving.files import write_atomically
 
 _FEW = 50
-"""The report warns if a sweep has fewer questions than this. The 95 % interval of a share can then
-be wider than 28 points.
+"""The report warns if a sweep has fewer questions than this number. The 95 % interval of a share
+can then be wider than 28 points.
 """
 _PUBLISHED = (
     'From the paper "Think Big, Search Small" (TBSS). The models, questions and corpus are '
@@ -29,7 +29,7 @@ class Options(harness.Options):
     """Options of the report."""
 
     results: Annotated[Path, POSITIONAL]
-    """result folder of a sweep, which may be unfinished"""
+    """result folder of a sweep; the sweep may be unfinished"""
     out: Path
     """folder to write the report to"""
 

@@ -1,5 +1,5 @@
-"""Results of a sweep: the lines of the file of results, and the `Study`, which is all of them as a
-report needs them.
+"""Results of a sweep. A `QuestionResult` is a line of `results.jsonl`; the `Study` has all results,
+grouped for a report.
 """
 
 from collections.abc import Iterable
@@ -57,8 +57,8 @@ class QuestionResult(Frozen, kw_only=True):
 
     @property
     def right(self) -> bool:
-        """Return the judge's verdict on the answer, or, without a verdict, whether the answer is an
-        exact match.
+        """Return True if the judge accepts the answer. Without a verdict of the judge, return True
+        if the answer is an exact match.
         """
         return self.exact_match if self.accepted is None else self.accepted
 
@@ -88,7 +88,7 @@ class CellRows(Frozen, dict=True):
     @cached_property
     def spent(self) -> list[RoleTotal]:
         """Return the calls and cost of all answers of the cell together, by role, model and
-        manager, in the order in which these first occur.
+        manager, in the order of their first occurrence.
         """
         groups: dict[tuple[str, ...], list[RoleTotal]] = {}
         for row in self.rows:
@@ -134,8 +134,8 @@ class Study(Frozen):
 
     def sweeps(self, *, backbones: bool) -> list[tuple[str, dict[str, CellRows]]]:
         """Return series of cells in which the model of one role varies and the other model is
-        fixed. Each series is the name of the fixed model, and a mapping with at least two cells by
-        the name of the varying model.
+        fixed. Each series is (name of the fixed model, cells). There are at least two cells; their
+        keys are names of the varying model.
 
         `backbones`: True to vary the backbone for each executor, False to vary the executor for
         each backbone. The series with the most models is first. Of equally long series, the series

@@ -45,8 +45,8 @@ CELLS = "cells"
 CALLS = "calls.jsonl"
 JUDGEMENTS = "judgements.jsonl"
 _LOOKED_AT = 20
-"""Number of passages per query that are searched for the right answer, to find the role that caused
-a wrong answer.
+"""Number of passages that each query returns when the corpus is searched for the right answers, to
+find the role that caused a wrong answer.
 """
 Task = tuple[BenchmarkQuestion, int]
 """A rollout to run: the question, and the number of the rollout, from 0."""
@@ -160,7 +160,7 @@ class Sweep(Frozen):
     on_rollout: Callable[[], None]
     """Called after each rollout, also if it failed."""
     ray: str | None
-    """See `Options.ray`."""
+    """Ray cluster to work on; None to work in this process."""
 
     async def run(
         self, cells: Sequence[SweepCell], tasks: Mapping[str, list[Task]]
@@ -215,7 +215,9 @@ class Sweep(Frozen):
         judge: Judge | None,
         tasks: Sequence[Task],
     ) -> dict[str, str]:
-        """Run the rollouts of one cell. See `run`."""
+        """Run the rollouts of one cell. Return the error messages of failed rollouts, as `run`
+        does.
+        """
         plan = self.plan  # without the open file of results, which cannot be pickled
         on_task = spread(
             runtime, lambda runtime: partial(ask, cell, plan, judge, runtime), self.ray

@@ -32,8 +32,8 @@ _COSTS = (
 )
 _TOKENS = "Our results, per answer, without the judge's tokens."
 _LOSSES = (
-    "Our results. The role that caused a wrong answer is found by where in the run the right "
-    "answer still occurs. Percentages are shares of the traced wrong answers, whose role is known."
+    "Our results. To find the role that caused a wrong answer, the run is searched for the right "
+    "answer. Percentages are shares of the wrong answers whose role was found (traced)."
 )
 _DIFFERENCES = (
     "Our results, in points of 100. Intervals are from a bootstrap over questions, paired by "
@@ -239,7 +239,7 @@ def _tokens(study: Study) -> Iterator[_Row]:
 
 
 def _losses(study: Study) -> Iterator[_Row]:
-    """Yield a row for each cell with the shares of wrong answers that each role lost."""
+    """Yield a row for each cell with the share of wrong answers that each role caused."""
     for cell in study.cells:
         wrong = [row for row in cell.rows if not row.right]
         lost = Counter(row.lost_by for row in wrong if row.lost_by)

@@ -61,8 +61,8 @@ _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
 """Functions that combine the scores of all responses to a task, by name."""
 _NOTE = (
-    "Means over tasks, in points of 100, with 95 % intervals by a bootstrap over groups of tasks "
-    "that share entities (`group` in tasks.jsonl; a task without one is a group alone)."
+    "Means over tasks, in points of 100, with 95 % intervals from a bootstrap over groups of tasks "
+    "that share entities (`group` in tasks.jsonl; a task without a group counts as one group)."
 )
 _Asked = tuple[Task, int]
 """A task, and the number of the response to it, from 0."""
@@ -96,7 +96,9 @@ class Options(harness.Options, kw_only=True):
     the same
     """
     no_judge: bool = False
-    """compare cells and column names without a judge: only equal texts are right"""
+    """compare cells and column names without a judge: only equal texts are right; either this
+    option or --judge is needed
+    """
     models: Path | None = msgspec.field(name="config", default=None)
     """config with the judge, and with the models that write tables"""
     out: Path = Path("widesearch")
@@ -116,10 +118,10 @@ class ScoredResponse(Frozen):
 
     task: Task
     run: int
-    """Number of the response among those to the task, from 0."""
+    """Number of the response among all responses to the task, from 0."""
     scores: dict[RuleSet, TableScores]
     tokens: dict[str, int] = {}
-    """See `Response.tokens`."""
+    """Number of prompt and completion tokens of each role; empty if unknown."""
 
     @property
     def right_cells(self) -> float:
@@ -354,7 +356,7 @@ _Group = Mapping[str, Sequence[ScoredResponse]]
 
 def _grouped(scored: Sequence[ScoredResponse]) -> dict[str, dict[str, list[ScoredResponse]]]:
     """Return groups of responses by name: all tasks, the tasks of each language, and the tasks of
-    each size, from small to large. A group has its responses by task id.
+    each size, from small to large. Each group maps task ids to responses.
     """
     groups: dict[str, dict[str, list[ScoredResponse]]] = {}
     for kind in ("", "language", "size"):
@@ -395,8 +397,8 @@ def _folded(
 
 
 def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
-    """Return a table with the tokens per response, by role, and the tokens per right cell. Return
-    no table if no response has token counts.
+    """Return a table with each role's tokens per response, and all tokens per right cell. Return no
+    table if no response has token counts.
     """
     known = [response for response in scored if response.tokens]
     roles = sorted(set[str]().union(*(response.tokens for response in known)))

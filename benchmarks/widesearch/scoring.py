@@ -44,8 +44,8 @@ class CellJudge:
 
     role: Role | None = None
     unreadable: int = 0
-    """Number of the model's replies without a JSON block. Such a reply counts as: no names match,
-    or all cells of the column are wrong.
+    """Number of the model's replies without a JSON block. After such a reply, no names match, or
+    all cells of the column count as wrong.
     """
     undecided: int = 0
     """Number of pairs of cells that count as different because no model was asked."""

@@ -11,8 +11,8 @@ Table = dict[str, list[str]]
 """Cells of a table, by column; all columns have the same length."""
 _MAX_CELLS = 1_000_000
 _MAX_COLUMNS = 1_000
-"""Max number of cells and of columns of a table. Missing cells are counted too, because a short
-text can name many columns and begin many rows.
+"""`_MAX_CELLS`, `_MAX_COLUMNS`: max number of cells, and of columns, of a table. Missing cells are
+counted too, because a short text can name many columns and begin many rows.
 """
 
 

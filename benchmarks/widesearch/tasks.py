@@ -17,7 +17,7 @@ _TASK = "a task has instance_id, query, language and evaluation, which is JSON i
 
 
 class Rule(Frozen):
-    """How to compare the cells of a column: preprocessing and metrics."""
+    """Rule for comparing the cells of a column: preprocessing and metrics."""
 
     preprocess: tuple[Preprocess, ...] = ()
     metric: tuple[Metric, ...] = ()
@@ -97,7 +97,7 @@ def read_tasks(folder: Path) -> list[Task]:
 
 def _with_gold(task: Task, where: str, folder: Path) -> Task:
     """Return the task with its parsed evaluation and its gold table. `where`: place of the task,
-    for error messages. Raises `BadCorpus` if evaluation or gold table are invalid.
+    for error messages. Raises `BadCorpus` if the evaluation or the gold table is invalid.
     """
     try:
         evaluation = msgspec.json.decode(task.evaluation, type=_Evaluation)

@@ -45,12 +45,12 @@ FIRST_WORLD = {
     "teacher": 3_000,
     "generalist": 5_000,
 }
-"""Number of each model's first training world with seed 1. Further worlds have the following
-numbers.
+"""Number of each model's first training world if the seed is 1. The next worlds have the next
+higher numbers.
 """
 _LONG_ROWS = (ROW_TOKENS, 1024)
-"""Lengths of training rows, in tokens, for models that learn to work as a single agent. Its
-conversations are long, because they contain the passages of all searches.
+"""Lengths of training rows, in tokens, for models that learn to work as a single agent. A single
+agent's conversations are long, because they contain the passages of all searches.
 """
 _TABLE_ROWS = (*_LONG_ROWS, 2048)
 """Lengths of training rows, in tokens, for models that learn tables."""
@@ -62,7 +62,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[Literal["backbone", "executor", "student", "teacher", "generalist"], POSITIONAL]
     """model to train"""
     world: Kind = "mini"
-    """for a generalist: kind of world of the training questions; mini, or compositional (with
+    """for a generalist: kind of the generated worlds to train on; mini, or compositional (with
     nested questions)
     """
     size: Literal["small", "medium", "large"] = "large"
@@ -133,8 +133,8 @@ def run(options: Options) -> int:
 
 
 def mini_tokenizer(system: RolePrompts) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that the mini models share, trained on sample conversations of backbone
-    and executor.
+    """Train a tokenizer on sample conversations of backbone and executor, and return it. All mini
+    models use the same tokenizer.
     """
     backbone = conversations("backbone", system, 0)
     executor = conversations(

@@ -28,15 +28,19 @@ worlds.
 """
 CONVERSATIONS_PER_WORLD = 800
 WORLDS_PER_STAGE = 25
-"""Number of worlds after which searches return one more passage."""
+"""Number of worlds in a stage of the training. In each stage, searches return one more passage than
+before, up to three.
+"""
 GENERALIST_WORLDS_PER_STAGE = 10
 """`WORLDS_PER_STAGE` for generalists, whose training is shorter."""
 ROW_TOKENS = 512
 BATCH_TOKENS = 4096
 _TALK_SHARE = 0.5
-"""Share of the backbone's training conversations that teach follow-up questions. They are short."""
+"""Share of conversations about follow-up questions in the backbone's training with `talks`. These
+conversations are short.
+"""
 _WAITING = 64
-"""Number of waiting conversations from which rows are packed."""
+"""Number of conversations that wait to be packed into rows."""
 Encoded = tuple[list[int], list[bool]]
 """Token ids of a conversation, and for each token whether the model writes it."""
 
@@ -94,14 +98,14 @@ def conversations(
     tables: bool = False,
     talks: bool = False,
 ) -> Iterator[Dialogue]:
-    """Yield gold conversations about the training worlds with the numbers `first_world`,
-    `first_world + 1`, and so on, endlessly.
+    """Yield gold (entirely right) conversations about the training worlds with the numbers
+    `first_world`, `first_world + 1`, and so on, endlessly.
 
     `role`: role whose conversations to yield. `system`: system prompts. `two_searches`: let
     executors search a second time if needed. `passages`: passages per search; None to begin with
     one passage and advance to two, then three, because a model learns copying faster in a short
-    context. `tables`: add conversations about tables, about a third of all tokens. `talks`: add
-    conversations that teach follow-up questions to those of the backbone.
+    context. `tables`: add conversations about tables, about a third of all tokens. `talks`: for the
+    backbone, add conversations about follow-up questions.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     world_type: type[World | CompositionalWorld] = (
@@ -172,8 +176,8 @@ def batches(
 
 
 def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
-    """Return a row with `first` and with conversations from `waiting` that fit. These are removed
-    from `waiting`, which is sorted by length.
+    """Return a row: `first`, and conversations from `waiting` that fit into `row_tokens` tokens.
+    Remove them from `waiting`, which is sorted by length.
     """
     row = [first]
     room = row_tokens - len(first[0])

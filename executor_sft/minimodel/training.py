@@ -49,8 +49,8 @@ def train(
     *,
     compiled: bool = True,
 ) -> None:
-    """Train `model` in place. After a kill, the same call resumes from the checkpoint in `folder`,
-    with the batches of `source` that were not yet used.
+    """Train `model` in place. After an interruption, the same call resumes from the checkpoint in
+    `folder`, and skips the batches of `source` that were already used.
 
     `compiled`: compile the loss, which takes a minute at the start and makes each step more than
     twice as fast. The model computes in bf16 if the CPU has bf16 instructions. There, bf16 is twice

@@ -22,8 +22,8 @@ from router.protocol import Passage, Report
 Kind = Literal["mini", "compositional"]
 """Kind of a generated world."""
 _ASIDES: tuple[Shape, ...] = ((), ((),), ((), ()))
-"""Shapes of asides: a name, one relation, or two nested relations or subjects. An aside is
-something that a question mentions but does not ask for.
+"""Shapes of asides: a name, a relation with one subject, or a relation with two subjects. An aside
+is something that a question mentions but does not ask for.
 """
 _ASIDES_EACH = (0, 0, 1, 1)
 """Numbers of asides per question, drawn with equal probability."""
@@ -44,8 +44,8 @@ class CompositionalWorld:
         questions: int = 400,
         prefix: str = "compositional",
     ) -> None:
-        """Generate the world. `side`: for training or for tests. `questions`: number of questions.
-        `prefix`: beginning of the passages' ids.
+        """Generate the world. `side`: use of the world, for training or for tests. `questions`:
+        number of questions. `prefix`: beginning of the passages' ids.
         """
         self.seed = seed
         self.side = side
@@ -68,8 +68,8 @@ class CompositionalWorld:
 
     def retrieved(self, gold: str, count: int) -> list[Passage]:
         """Return `count` passages as the result of a search that finds the passage `gold` (an id).
-        That passage is first; the others are among the six passages after it, most of which mention
-        the same names.
+        That passage is first. The others are drawn from the next six passages; most of these
+        mention the same names.
         """
         at = int(gold.rpartition("-")[2])
         steps = (0, *self._rng.sample(range(1, 7), count - 1))

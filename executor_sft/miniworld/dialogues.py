@@ -199,9 +199,10 @@ class DialogueWriter:
 
     def execution(self, sub_query: SubQuery, entity: Entity | None, passages: int = 3) -> Dialogue:
         """Return an executor's conversation: one or two searches, then the report. In some
-        conversations, the last passages are followed by the note that no further search is allowed.
+        conversations, a note after the last passages says that no further search is allowed.
 
-        `entity`: what the sub-query is about, if known. `passages`: passages per search.
+        `entity`: the thing that the sub-query asks about; None if unknown. `passages`: passages per
+        search.
         """
         turns = [
             DialogueTurn("system", self._system.execution),
@@ -253,8 +254,8 @@ class DialogueWriter:
     ) -> list[Passage]:
         """Return the result of a search: the passage with the id `gold`, and others.
 
-        In a compositional world, the others are similar passages. In a mini world, they resemble
-        the pages about `entity`; without an entity, they are random pages.
+        In a compositional world, the others are similar passages. In a mini world, the others
+        resemble the pages about `entity`; without an entity, they are random pages.
         """
         if isinstance(self._library, CompositionalWorld):
             return self._library.retrieved(gold, passages)
@@ -277,7 +278,7 @@ class DialogueWriter:
         usually the first, and others.
 
         The others are pages that mention a part of the entity's name, and pages about entities of
-        the same `kind`. `others`: their number.
+        the same `kind`. `others`: number of the other pages.
         """
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         mentioning = itertools.chain.from_iterable(self._mentions.get(word, ()) for word in words)

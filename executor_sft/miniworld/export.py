@@ -1,13 +1,14 @@
-"""`rolegate sft mini-world`: generate a mini world, and write it as files.
+"""`rolegate sft mini-world`: generate a fictional world, and write its files.
 
-corpus.jsonl pages about the people, cities, books and other things of the world questions.jsonl
-questions with gold plans, reports and answers vocabulary.txt all words that questions may use
-registers.jsonl registers, which are pages with lists of names, for tables rolegate.toml config like
-the preset mini, but with this world's documents
+corpus.jsonl     pages about the people, cities, books and other things of the world
+questions.jsonl  questions with right (gold) sub-queries, reports and answers
+vocabulary.txt   all words that questions may use
+registers.jsonl  registers (pages with lists of names), for tables
+rolegate.toml    config like the preset mini, but with this world's documents
 
 With --wide, the registers are part of the corpus, and questions.jsonl has requests for tables with
 their right rows, for `rolegate sft rollout`. tasks.jsonl and gold/ID.csv have the same tables in
-WideSearch's format. reach.jsonl names where each cell can be found.
+WideSearch's format. reach.jsonl has the place of each cell's value in the corpus.
 """
 
 from collections.abc import Iterable
@@ -105,7 +106,8 @@ def export(
     prefix: str = "mini",
 ) -> list[MiniQuestion]:
     """Write `corpus.jsonl`, `questions.jsonl` and `vocabulary.txt` of a world into `folder`, and
-    return the questions. `questions`: their number. `prefix`: beginning of the passages' ids.
+    return the questions. `questions`: number of questions. `prefix`: beginning of the passages'
+    ids.
     """
     library = Library(world, prefix)
     examiner = Examiner(world, library)
@@ -118,9 +120,9 @@ def export_tables(wide: WideWorld, folder: Path, *, plain: bool = False) -> None
     """Write the tables of a world into `folder`. `plain`: leave the columns and the form of the
     table out of the questions.
 
-    `tasks.jsonl` with `gold/<id>.csv` has them in WideSearch's format, and `questions.jsonl` in the
-    format of `rolegate sft rollout`. For the analysis of errors, `reach.jsonl` names where each
-    gold cell can be found (`Reach`), and which names in registers are wrong.
+    `tasks.jsonl` and `gold/<id>.csv` have the tables in WideSearch's format, and `questions.jsonl`
+    has them in the format of `rolegate sft rollout`. `reach.jsonl` is for the analysis of errors.
+    For each table, it has the place of every gold cell (`Reach`), and the wrong names in registers.
     """
     folder.mkdir(parents=True, exist_ok=True)
     questions = []

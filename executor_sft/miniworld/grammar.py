@@ -1,6 +1,6 @@
 """A grammar of questions with nested relations, such as "the author of the book of both A and B". A
-question has a shape (how relations are nested) and a wording. It may mention asides, which are not
-asked for. Some shapes and some wordings are held out for tests.
+question has a shape (the nesting of its relations) and a wording. It may also mention things that
+it does not ask for (asides). Some shapes and some wordings are held out for tests.
 """
 
 import random
@@ -16,11 +16,11 @@ class GrammarRelation:
     """A relation that one thing, or two things of the same kind, have to another thing."""
 
     subject: str
-    """Kind of its subjects."""
+    """Kind of the relation's subjects, such as `person`."""
     name: str
     synonym: str
     value: str
-    """Kind of its value."""
+    """Kind of the relation's value, such as `place`."""
 
 
 def _relations(table: str) -> tuple[GrammarRelation, ...]:
@@ -68,7 +68,7 @@ _OPENERS = ("not", "unlike", "rather than", "apart from", "instead of", "let alo
 _MAX_RELATIONS = 3
 _MAX_ROUNDS = 3
 Shape = tuple["Shape", ...]
-"""Nesting of relations: () for a name, else a tuple with the shape of each of the relation's
+"""Nesting of relations. A name has the shape (); a relation's shape is a tuple of the shapes of its
 subjects.
 """
 
@@ -116,7 +116,9 @@ def shapes(side: Side) -> list[Shape]:
 
 
 class Phrasing:
-    """Writes trees as questions in random wordings; training questions have no held-out ones."""
+    """Writes trees as questions in random wordings. Questions for training have no held-out
+    wordings.
+    """
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng

@@ -1,5 +1,5 @@
-"""Pages of a world. Each page is a passage of a few sentences. The library records which sentence
-of which page states each fact.
+"""Pages of a world. Each page is a passage of a few sentences. For each fact, the library records
+the page and the sentence that state it.
 """
 
 import random
@@ -29,8 +29,8 @@ class Statement:
 
 
 class Library:
-    """All passages of a world, in a fixed order. Records which sentence states each fact, which
-    sentence points to a fact on another page, and which sentence explains each alias.
+    """All passages of a world, in a fixed order. Records the sentences that state facts, that point
+    to facts on other pages, and that explain aliases.
     """
 
     def __init__(self, world: World, prefix: str = "mini", edition: str = "") -> None:

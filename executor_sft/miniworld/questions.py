@@ -121,7 +121,7 @@ class Examiner:
         key = (entity.mention, relation.name)
         fact = self._world.facts[key]
         library = self._library
-        if named != entity.mention:  # only facts that are plainly stated are asked by alias
+        if named != entity.mention:  # an alias is used only for facts that are plainly stated
             steps = [
                 (text, library.aliases[named]),
                 (wording.format(x=entity.mention), library.states[key]),
@@ -164,8 +164,9 @@ class Examiner:
         `relations`. Return None if there is no such value, or if the answer is one of the entities
         on the way.
 
-        `wording`: question with `{x}` in place of the last relation's subject; empty for a random
-        one. `by_alias`: use the alias of `start`, if it has one; None to choose at random.
+        `wording`: question with `{x}` in place of the last relation's subject; empty to choose a
+        wording at random. `by_alias`: use the alias of `start`, if it has one; None to choose at
+        random.
         """
         hops = len(relations)
         entities = [start]

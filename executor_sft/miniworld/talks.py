@@ -3,8 +3,9 @@ understood only with the questions before them.
 
 A follow-up repeats the previous question for another thing ("What about Krurou?"), asks something
 else about the same thing ("When was its author born?"), or asks something about the answer ("Where
-was she born?"). Some questions can be understood alone. Others cannot be resolved, because "he" can
-be none, or either of two people of the conversation; the right reply is then a question back.
+was she born?"). Some questions can be understood alone. Others cannot be resolved, because "he"
+refers to nobody in the conversation, or to either of two people. The right reply is then to ask the
+user who is meant.
 """
 
 import random
@@ -24,8 +25,8 @@ WORDS = "he she his her him it its what about and who whom do you mean by".split
 """Words that occur only in follow-up questions."""
 _ABOUT = ("What about {}?", "And {}?", "And what about {}?")
 _SIMPLE_SHARE = 0.3
-"""Share of the training conversations about questions of one hop, which do not occur elsewhere in
-the backbone's training.
+"""Share of training conversations about a question of one hop. The backbone's other training has no
+such questions.
 """
 _MAX_TRIES = 50
 
@@ -41,7 +42,7 @@ class Talk:
     """The last question, rewritten so that it is understood alone; None if it cannot be resolved.
     """
     asked_back: str = ""
-    """The question back, if the last question cannot be resolved; else empty."""
+    """Reply that asks who is meant, if the last question cannot be resolved; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +159,9 @@ class Talks:
                 return asked, topic
 
     def _swapped(self, before: _Topic) -> _Topic:
-        """Return a topic that differs in its first relation, which leads to the same kind of thing.
-        Raises `LookupError` if there is none.
+        """Return a copy of `before` with another first relation, which leads to the same kind of
+        thing. Raises `LookupError` if there is no such relation, or no such question with an
+        answer.
         """
         first, *rest = before.relations
         others = [

@@ -3,8 +3,8 @@ such as all cities of a country, and its columns are some of their facts. Additi
 registers, list members of a set.
 
 To make tables harder, some pages contradict others, list wrong names or repeat a fact. They are
-written in addition to the entities' own pages, which always state the truth. Only `unstated` facts
-are removed from the world; the right value of their cell is empty.
+written in addition to the entities' own pages, which always state the truth. Only facts that
+`Knobs.unstated` selects are removed from the world; the right value of their cells is empty.
 """
 
 import itertools
@@ -34,11 +34,11 @@ ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "larg
 MAX_NAMES = 6
 """Max names in a register, and in a report."""
 _YEARS = range(900, 2000, 10)
-"""Years that can limit a set to its earlier members."""
+"""Years for sets such as "cities founded before 1250"."""
 _OWNERS = 20
-"""Max sets of each kind."""
+"""Max number of sets of each kind of entity."""
 _EVERY = 10**6
-"""More than the number of possible tables."""
+"""Value of `tasks` with which a world has all possible tables."""
 _Part = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -55,10 +55,9 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     listed: _Part = 0.9
     """for tables: share of a table's rows that are in a register (a page with a list of names)"""
     stale: _Part = 0.1
-    """for tables: share of registers that list a name that does not belong in the table"""
+    """for tables: share of registers with a wrong name, which does not belong in the table"""
     twice: _Part = 0.15
-    """for tables: share of names that are in two registers, and of cells whose value two pages
-    state
+    """for tables: share of names to put in two registers, and share of cells to state on two pages
     """
     conflict: _Part = 0.05
     """for tables: share of cells for which an outdated page states a different value"""
@@ -77,7 +76,8 @@ class SetWords(NamedTuple):
     verb: str
     """Verb of the event in the members' year, such as `founded`."""
     years: tuple[int, ...]
-    """Years that the delegator names, one in each turn, to find members by their own pages."""
+    """Years that the delegator names, one in each turn, so that searches find members' own pages.
+    """
 
 
 FORMS: dict[Kind, SetWords] = {
@@ -142,7 +142,7 @@ class EntitySet:
         return [*asked, f"Which {self.noun} were {form.verb} about {year}?"]
 
     def register_in(self, question: str) -> list[str] | None:
-        """Return the id of the register that a question asks for, as a list, which is empty if
+        """Return a list with the id of the register that a question asks for. The list is empty if
         there is no such register. Return None if the question asks for no register.
         """
         letter = question.rstrip("?").rpartition(" in register ")[2]
@@ -152,7 +152,7 @@ class EntitySet:
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
         """Return the members that an executor should report for a question about the set, each with
-        the sentence that names it. There are at most `MAX_NAMES` members, and none occurs twice.
+        the sentence that names it. There are at most `MAX_NAMES` members, each only once.
 
         `passages`: ids of the passages that the executor was shown.
         """
@@ -231,7 +231,7 @@ class TableTask:
 
     def discoveries(self, turn: int) -> list[tuple[EntitySet, str]]:
         """Return the right questions with which the delegator looks for rows in its turn `turn`,
-        from 0. Each comes with the set that it asks about.
+        from 0. Each item is (set that the question asks about, question).
         """
         pairs: list[tuple[EntitySet, str]] = []
         for group in self.sets:
@@ -260,9 +260,10 @@ class WideWorld:
         tasks: int = 20,
         edition: int = 1,
     ) -> None:
-        """Generate the world. `side`: for training or for tests. `knobs`: difficulty of tables.
-        `tasks`: max tables of each size. `edition`: edition of the pages, from 1. All editions have
-        the same facts, in other wordings, and with other registers and second pages.
+        """Generate the world. `side`: use of the world, for training or for tests. `knobs`:
+        difficulty of tables. `tasks`: max tables of each size. `edition`: edition of the pages,
+        from 1. All editions have the same facts, in other wordings, and with other registers and
+        second pages.
         """
         form = f"/{edition}" if edition > 1 else ""
         self.world = World(seed, side, knobs.hubs)
@@ -311,8 +312,8 @@ class WideWorld:
         return names
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """Return where each cell can be found: a list for each row, with a value for each column,
-        the key first.
+        """Return the place of each cell's value: one list for each row, with one place for each
+        column. The key column is first.
         """
         listed = self.listed(task)
         table: list[list[Reach]] = []
@@ -398,8 +399,8 @@ class WideWorld:
         return itertools.islice(sets, _OWNERS)
 
     def _early(self, entities: EntitySet, rng: random.Random) -> EntitySet | None:
-        """Return the members before one of `_YEARS`, as a subset for a small table. Return None if
-        no year gives a subset of the right size.
+        """Return the members whose own year is before a random one of `_YEARS`, as a set for a
+        small table. Return None if no year gives a set of the right size.
         """
         (year,) = (column for column in _COLUMNS[entities.kind] if column.value == "year")
         dated = [(int(value), row) for row in entities.members if (value := self.gold(row, year))]
@@ -420,8 +421,8 @@ class WideWorld:
         )
 
     def _register(self, group: EntitySet, rng: random.Random) -> None:
-        """Write the registers of a set. In `group.stated`, record which names each register lists,
-        and which members' own pages state that they are members.
+        """Write the registers of a set. In `group.stated`, record the names in each register. Also
+        record the members whose own pages state that they belong to the set.
         """
         facts = self.world.facts
         knobs = self._knobs

@@ -26,13 +26,13 @@ from router.table.table_delegation import MAX_HOLES, MAX_KEYS, opening
 from router.trace.table import Condition
 
 _LISTS = 0.7
-"""Share of an executor's conversations that look for rows of a table."""
+"""In this share of an executor's conversations, it looks for rows of a table."""
 _UNSTATED = 0.1
-"""Share of an executor's conversations that look for a cell that no page states. All others look
-for a cell that is stated.
+"""In this share of an executor's conversations, it looks for a cell that no page states. In the
+remaining conversations, it looks for a cell that a page states.
 """
 _FAILING = 0.1
-"""Share of searches for rows that fail although there are rows."""
+"""Share of searches for rows that find nothing although there are rows."""
 
 
 def table_request(task: TableTask) -> str:
@@ -147,8 +147,8 @@ class TableLessons:
 
     def executor(self, two_searches: bool = False, passages: int = 3) -> Iterator[Dialogue]:
         """Yield an executor's conversations about tables, endlessly. Some look for rows, and report
-        the names in registers and on members' own pages. Others look for a cell, whose value in
-        some cases no page states. For the parameters, see `DialogueWriter.executor`.
+        the names in registers and on members' own pages. Others look for a cell; in some cases, no
+        page states its value. The parameters are those of `DialogueWriter.executor`.
         """
         fills = self._writer.executor(two_searches, passages)
         while True:
@@ -175,9 +175,7 @@ class TableLessons:
         return self._searched(question, pages, report)
 
     def _missing(self, row: Entity, relation: Relation, passages: int) -> Dialogue:
-        """Return a conversation about a cell whose value no page states, and which reports "not
-        found".
-        """
+        """Return a conversation about a cell that no page states, with the report "not found"."""
         page = self._wide.library.by_id[self._wide.library.of_entity[row.mention][0]]
         question = self._rng.choice(relation.ask).format(x=row.mention)
         pages = self._writer.retrieved(page, row.kind, row, passages - 1)

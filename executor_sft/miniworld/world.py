@@ -27,7 +27,7 @@ _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "rk", "s", "sk", "st", "th", "v"
 
 
 def side_of(word: str) -> Side:
-    """Return whether names with this word are for training or for tests. The result depends only on
+    """Return the use of names with this word, for training or for tests. The result depends only on
     the word, so it is the same in every world.
     """
     return "test" if hashlib.sha256(word.lower().encode()).digest()[0] % 2 else "train"
@@ -261,7 +261,8 @@ class World:
         """Return an entity's fact for a relation. At random, its value is stated on the entity's
         own page, or can be found only by a detour.
 
-        `stated`: entities whose own pages state a value, by (relation, value).
+        `stated`: the entities whose own pages state a value; keys are (name of the relation,
+        value).
         """
         value = entity.values[relation.name]
         text = value if isinstance(value, str) else value.mention
@@ -286,8 +287,8 @@ class World:
         return Fact(entity, relation, text)
 
     def _owner(self, among: list[Entity]) -> Entity:
-        """Choose an owner from `among`; if the world has a limit `hubs`, from the first `hubs`
-        entities.
+        """Choose an owner at random from `among`. If the world has a limit `hubs`, choose from the
+        first `hubs` entities only.
         """
         return self._rng.choice(among[: self._hubs])
 

@@ -1,4 +1,4 @@
-"""Picture with the curves of a training by reinforcement learning: its figures over its steps."""
+"""Picture of a training by reinforcement learning: a curve for each figure, over the steps."""
 
 from collections.abc import Mapping, Sequence
 from math import nan

@@ -56,8 +56,8 @@ class Learner:
         self._optimizer = torch.optim.Adam(self._weights, recipe.learning_rate)
 
     def update(self, rows: Sequence[TokenSequence]) -> dict[str, float]:
-        """Make one update with all rows, and return its figures by name. Without rows, the adapter
-        does not change.
+        """Make one update of the adapter with all rows. Return figures about the update, by name.
+        Without rows, the adapter does not change.
 
         Raises `BadConfig` if the gradient is not finite, or if the model's log-probabilities differ
         too much from the engine's. The adapter then stays unchanged.
@@ -97,7 +97,9 @@ class Learner:
         }
 
     def _loss(self, rows: Sequence[TokenSequence]) -> tuple[Tensor, Sums, float]:
-        """Return the loss of a micro-batch, its `Sums`, and the sum of its tokens' entropies."""
+        """Return the loss of a micro-batch, its `Sums`, and the sum of its tokens' entropies in
+        nats.
+        """
         device = self._weights[0].device
         ids = _padded([row.input_ids for row in rows], torch.long, device)
         lengths = torch.tensor([[len(row.input_ids)] for row in rows], device=device)
@@ -127,7 +129,9 @@ class Learner:
 
     @contextmanager
     def _at_start(self) -> Iterator[None]:
-        """Make the model compute as at the start of the training while the context is open."""
+        """While the context is open, let the model compute with its weights from the start of the
+        training.
+        """
         if not self._has_start:
             with self._model.disable_adapter():
                 yield
@@ -139,7 +143,7 @@ class Learner:
             self._model.set_adapter("default")
 
     def save(self, folder: Path) -> None:
-        """Write the adapter to `folder`, replacing what is there."""
+        """Write the adapter to `folder`, and remove the folder's old content."""
         config = self._model.peft_config["default"]
         # Store the base model's name instead of its local path, and a set in a fixed order
         config.base_model_name_or_path = self._base.resolve().name

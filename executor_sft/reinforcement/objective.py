@@ -1,5 +1,5 @@
-"""The loss of multi-agent GRPO in torch: a clipped policy-gradient term for each token, times the
-token's weight, summed (WideSeek-R1, Eq. 1 and 2).
+"""The loss of multi-agent GRPO in torch: minus the sum, over all tokens, of a clipped
+policy-gradient term that contains the token's weight (WideSeek-R1, Eq. 1 and 2).
 
 The loss needs only the log-probabilities of the tokens, so it works for any model.
 """
@@ -13,7 +13,7 @@ from executor_sft.reinforcement.recipe import ObjectiveRecipe
 
 
 class Sums(NamedTuple):
-    """Sums over the tokens of micro-batches, from which a step's figures are computed."""
+    """Sums over the tokens of micro-batches. A step's figures are computed from these sums."""
 
     tokens: float = 0
     clipped: float = 0
@@ -39,14 +39,15 @@ def micro_loss(
     shares: Tensor | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, Sums]:
-    """Return the loss of a micro-batch and its sums. The loss of a batch is the sum of the losses
-    of its micro-batches, however it is divided.
+    """Return the loss of a micro-batch and its sums. The loss of a batch is the sum of its
+    micro-batches' losses, however the batch is divided.
 
     All tensors have the same shape, such as (tokens) or (rows, tokens). `new`, `old`:
     log-probabilities of the tokens now and when they were sampled; only `new` has a gradient.
     `weights`: see `token_weights`; 0 for padding. `shares`: see `token_shares`. `start`:
-    log-probabilities in the model at the start. If `recipe.kl` is not 0, `shares` and `start` are
-    needed. The sums count tokens whose share, or without `shares` whose weight, is not 0.
+    log-probabilities in the model at the start of the training. If `recipe.kl` is not 0, `shares`
+    and `start` are needed. The sums include only tokens with a share other than 0; without
+    `shares`, tokens with a weight other than 0.
     """
     limit = recipe.max_log_ratio
     difference = new - old

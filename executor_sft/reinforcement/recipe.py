@@ -44,9 +44,9 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Settings of a training by reinforcement learning."""
 
     questions: Count = 8
-    """Questions per step."""
+    """Number of questions per training step."""
     group: Annotated[int, Meta(ge=2)] = 8
-    """Runs per question, which form a group."""
+    """Number of runs per question. The runs of a question form a group."""
     temperature: float = 1.0
     """Sampling temperature of the trained roles."""
     rank: Count = 32
@@ -54,8 +54,8 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     alpha: _Positive = 64.0
     """Scaling factor of a new adapter."""
     target_modules: Literal["all-linear"] | list[str] = "all-linear"
-    """Layers that get a new adapter: all linear layers, or those whose names end in one of these
-    texts.
+    """Layers that get a new adapter: all linear layers, or each layer whose name ends in one of
+    these texts.
     """
     learning_rate: _Positive
     gradient_clip: _Positive = 1.0
@@ -63,8 +63,8 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     micro_tokens: Count = 8192
     """Max tokens of a forward pass, with padding. A longer sequence gets a separate pass."""
     max_gap: _Positive = 0.02
-    """Max mean difference between engine and trainer in a token's log-probability, in nats. The
-    training stops if the difference is larger.
+    """Max difference, in nats, between a token's log-probabilities in engine and trainer, as a mean
+    over all tokens of a step. The training stops if the difference is larger.
     """
     seed: int = 1
     reward: RewardRecipe = RewardRecipe()

@@ -2,14 +2,14 @@
 
 Each step answers a few questions, or fills tables, several times on the config's engines. Trained
 roles use the recipe's sampling temperature; all other roles keep the config's temperature. The runs
-of a question are a group; a run's advantage is its reward compared with its group, and holds for
-all agents of the run (WideSeek-R1, section 3.3). One update of the adapter follows. The new adapter
-is written to OUT/steps and loaded under a new name.
+of a question are a group; a run's advantage is its reward compared with the rewards of its group,
+and all agents of the run get it (WideSeek-R1, section 3.3). Then each adapter is updated once. New
+adapters are written to OUT/steps, and loaded under new names.
 
-steps.jsonl and curves.png show the progress. After a kill, the same command resumes the step that
-was in progress, and no finished model call is made again. To continue a finished training, pass a
-higher `--steps`; to end a stopped training, pass the number of its last step. `rolegate sft publish
-OUT` publishes the executor's last adapter as a version.
+steps.jsonl and curves.png show the progress. After an interruption, the same command resumes the
+unfinished step, and repeats no finished model call. To continue a finished training, pass a higher
+`--steps`; to end a stopped training, pass the number of its last step. `rolegate sft publish OUT`
+publishes the executor's last adapter as a version.
 """
 
 import asyncio
@@ -57,7 +57,8 @@ STEPS = "steps.jsonl"
 CURVES = "curves.png"
 STATE = "state.msgpack"
 _MAX_TIED = 10
-"""The training stops after this number of steps in which all runs of each group had equal rewards.
+"""The training stops after this number of consecutive steps without any difference between the
+rewards of a group.
 """
 _MAX_FAILED = 0.1
 """Max share of failed runs in a step."""
@@ -79,12 +80,12 @@ class Options(StepOptions):
     roles: tuple[Trained, ...] = get_args(Trained)
     """roles to train: delegator, executor or both"""
     executor: str = BASE
-    """where the executor's training starts: base (the config's model, with a new adapter), or the
-    folder of an adapter
+    """start of the executor's training: base (the config's model, with a new adapter), or the
+    folder of an adapter to train further
     """
     delegator: str = BASE
-    """where the delegator's training starts: base (the config's model, with a new adapter), or the
-    folder of an adapter
+    """start of the delegator's training: base (the config's model, with a new adapter), or the
+    folder of an adapter to train further
     """
     model: Path | None = None
     """folder of the base model; needed for roles with base_url instead of engine in the config"""
@@ -98,7 +99,7 @@ class Policy(NamedTuple):
     """An adapter to train, for one role or for both."""
 
     name: str
-    """Name of its folder in each step: executor, delegator, or shared."""
+    """Name of the adapter's folder in each step: executor, delegator, or shared."""
     roles: tuple[RoleName, ...]
     base: Path
     """Folder of the base model."""
@@ -112,7 +113,7 @@ class State(msgspec.Struct):
     rows: list[dict[str, Any]]
     """Lines of `steps.jsonl`."""
     learners: dict[str, bytes]
-    """State of each policy's learner, by the policy's name."""
+    """Value of `Learner.state` for each policy, by the policy's name."""
 
 
 def run(options: Options) -> int:
@@ -217,7 +218,7 @@ async def _trained(
     policies: Sequence[Policy],
     questions: Sequence[Question],
 ) -> list[dict[str, Any]]:
-    """Make the remaining steps, and return all lines of `steps.jsonl`."""
+    """Run the remaining training steps, and return all lines of `steps.jsonl`."""
     from executor_sft.reinforcement.learner import Learner
 
     out = options.out
@@ -227,7 +228,7 @@ async def _trained(
         state = msgspec.msgpack.decode((out / STATE).read_bytes(), type=State)
         for name, learner in learners.items():
             learner.restore(state.learners[name])
-        _record(out, state.rows)  # in case of a kill after STATE was written
+        _record(out, state.rows)  # the process may have been killed after it wrote STATE
     if len(state.rows) >= options.steps:
         return state.rows
     executors = named_adapters([options.executor])
@@ -371,8 +372,8 @@ async def _groups(
 
 
 def _check_ties(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `BadConfig` if all groups of the last `_MAX_TIED` steps had equal rewards, so that
-    nothing could be learnt.
+    """Raise `BadConfig` if, in the last `_MAX_TIED` steps, all runs of each group had equal
+    rewards, so that nothing could be learnt.
     """
     last = rows[-_MAX_TIED:]
     if len(last) < _MAX_TIED or any(row["mixed_groups"] for row in last):

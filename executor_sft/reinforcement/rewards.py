@@ -1,5 +1,5 @@
-"""Rewards of runs: the score of the answer or table, with bonuses for form and searches, and
-penalties for length and cost (WideSeek-R1, appendix B.2).
+"""Rewards of runs. A reward is the score of the answer or table, plus bonuses for a readable result
+and for searches, minus penalties for length and cost (WideSeek-R1, appendix B.2).
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,8 @@ class RewardRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Sizes of the parts of a reward. The defaults are from the paper WideSeek-R1."""
 
     answer: Literal["exact_match", "f1"] = "exact_match"
-    """How answers to questions are scored. Tables are always scored by item F1."""
+    """Score of an answer to a question. The score of a table is always its item F1 (F1 over cells).
+    """
     format: _NotNegative = 0.1
     """Added if the run ended with a readable answer or table."""
     search: _NotNegative = 0.05
@@ -110,7 +111,7 @@ def run_reward(
     golds: Sequence[str],
     rows: Sequence[Sequence[str]] = (),
 ) -> RewardParts:
-    """Return the parts of the reward of a run.
+    """Return the parts of a run's reward.
 
     `works`: work of all agents of the run. `golds`: right answers of a question. `rows`: right rows
     of a table.

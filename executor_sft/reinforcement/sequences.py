@@ -1,5 +1,5 @@
-"""Training rows: the tokens of each agent in a batch of groups, with their weights in the
-objective.
+"""Training rows for reinforcement learning: the tokens of each agent in a batch of runs, with their
+weights in the objective.
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ class TokenSequence(Frozen):
     """A training row: the tokens of consecutive turns of an agent. A turn whose prompt does not
     begin with the tokens of the row so far begins a new row.
 
-    The loss is a sum over the tokens of all rows: minus the token's weight times the clipped ratio
-    of its new and its old probability. `logprobs`, `shares` and `weights` have a number for each
-    token of `input_ids`, which is 0 for tokens that the agent did not write.
+    The loss is minus the sum, over the tokens of all rows, of a token's weight times the clipped
+    ratio of its new and old probability. `logprobs`, `shares` and `weights` have one number per
+    token of `input_ids`; the number is 0 for tokens that the agent did not write.
     """
 
     question_id: str
@@ -45,15 +45,15 @@ class TokenSequence(Frozen):
     logprobs: tuple[float, ...]
     """Log-probabilities of the tokens when they were sampled."""
     shares: tuple[float, ...]
-    """Shares of the objective (`token_shares`), with which the KL divergence of each token is
-    multiplied.
+    """Shares of the tokens in the objective (`token_shares`). The KL divergence of a token is
+    multiplied by its share.
     """
     weights: tuple[float, ...]
-    """Shares times the advantage of the run."""
+    """Weights of the tokens: share times advantage of the run."""
 
 
 class Batch(NamedTuple):
-    """The rows of several groups, and figures about the groups by name."""
+    """Training rows of several groups, and named figures about the groups."""
 
     rows: list[TokenSequence]
     figures: dict[str, Any]
@@ -150,8 +150,8 @@ def _kept(work: AgentWork, *, readable: bool) -> Sequence[Completion]:
     """Return the outputs of an agent to train on (WideSeek-R1, appendix B.3).
 
     If the run has an answer, agents that reached a limit are left out, because they do not deserve
-    the run's reward. Otherwise, only the delegator's last output, and outputs of executors that
-    were cut off, are held responsible for the failure.
+    the run's reward. Otherwise, only the delegator's last output, and executors' outputs that were
+    cut off, count as causes of the failure.
     """
     outputs = work.conversation.outputs if work.conversation else ()
     cut = [output for output in outputs if output.finish_reason == "length"]

@@ -1,8 +1,10 @@
-"""`rolegate sft weigh`: turn groups of runs into weighted training rows for another trainer.
+"""`rolegate sft weigh`: write training rows, weighted by the rewards of runs, for a trainer outside
+rolegate.
 
 Each row has the tokens of an agent, their log-probabilities at sampling, and their weights in the
-objective of multi-agent GRPO. The trainer's loss must be a sum over all tokens: minus the weight
-times the clipped ratio of the new and the old probability. It must not average over rows or tokens.
+objective of multi-agent GRPO (paper WideSeek-R1, Eq. 1). The trainer's loss must be minus the sum,
+over all tokens, of the weight times the clipped ratio of the new and the old probability. The loss
+must not be averaged over rows or tokens.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
 """Weights of tokens in the objective of multi-agent GRPO (WideSeek-R1, Eq. 1).
 
-All agents of a run get the run's advantage. The objective is a mean over runs; for each run, a mean
-over its agents; and for each agent, a mean over the tokens of all its turns. These means are
-computed here once, for a whole batch, as one weight per token. The loss is then a plain sum, so
-that its gradient does not depend on how the batch is divided.
+All agents of a run get the run's advantage. The objective is a nested mean: over runs; for each
+run, over its agents; and for each agent, over the tokens of all its turns. This module turns the
+nested means of a whole batch into one weight per token. The loss is then a plain sum, whose
+gradient is the same for every division of the batch.
 
 This module needs only numbers of tokens, and no texts, models or tensors.
 """
@@ -23,12 +23,14 @@ _SPREAD = 1e-6
 
 
 class WeightRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """How the weight of a run is shared among its agents and tokens. The defaults are Eq. 1."""
+    """Rules that divide a run's weight among its agents and their tokens. The defaults are those of
+    WideSeek-R1, Eq. 1.
+    """
 
     agents: Literal["run", "none", "role"] = "run"
-    """`run`: all runs weigh the same, and within a run, all agents. `none`: all agents of the batch
-    weigh the same. `role`: all runs weigh the same; within a run, all roles; and within a role, all
-    agents.
+    """`run`: all runs weigh the same, and within a run, all agents weigh the same. `none`: all
+    agents of the batch weigh the same. `role`: all runs weigh the same; within a run, all roles;
+    and within a role, all agents.
     """
     tokens: Literal["agent", "turn", "all"] = "agent"
     """`agent`: all tokens of an agent weigh the same. `turn`: all turns of an agent weigh the same,
@@ -42,7 +44,7 @@ class WeightRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
 
 
 class AgentTurns(Frozen):
-    """Numbers of tokens that an agent wrote in the turns of a run."""
+    """Numbers of tokens in the turns that an agent wrote."""
 
     role: str
     turns: tuple[int, ...]
@@ -55,14 +57,14 @@ class AgentTurns(Frozen):
 
 
 Shares = list[list[list[float]]]
-"""A number for each turn, as nested lists of runs, agents and turns. The number applies to each
-token of the turn.
+"""Nested lists: for each run, for each agent, for each turn, the share (or weight) of every token
+in that turn.
 """
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Return the advantage of each run of a group: its reward minus the mean reward, divided by the
-    standard deviation. All are 0 if the rewards are equal.
+    """Return the advantage of each run of a group: its reward minus the group's mean reward,
+    divided by the standard deviation. All advantages are 0 if the rewards are equal.
     """
     if len(set(rewards)) < 2:
         return [0.0] * len(rewards)
@@ -76,10 +78,10 @@ def token_shares(
     recipe: WeightRecipe,
     rng: Random | None = None,
 ) -> Shares:
-    """Return, for each turn, the factor with which each of its tokens enters the objective (its
-    share). No share is negative. The shares of all tokens of the batch sum to 1, with two
-    exceptions. With `executors_per_run`, only the expected sum is 1. The share of a run without
-    tokens is missing, unless `agents` is "none".
+    """Return the share of a token in the objective, for each turn; all tokens of a turn have the
+    same share. No share is negative. The shares of all tokens of the batch sum to 1, with two
+    exceptions. With `executors_per_run`, only the expected sum is 1. A run without tokens adds
+    nothing, so the sum is lower, unless `agents` is "none".
 
     `runs`: for each run of the batch, the agents that are to be trained. Agents without tokens are
     ignored. `rng`: draws the executors of each run; needed with `executors_per_run`.
@@ -116,8 +118,7 @@ def token_shares(
 
 
 def token_weights(shares: Shares, run_advantages: Sequence[float]) -> Shares:
-    """Return, for each turn, the weight of each of its tokens: its share times the advantage of its
-    run.
+    """Return the weight of a token for each turn: the token's share times the advantage of the run.
 
     `run_advantages`: the advantage of each run.
     """
@@ -134,9 +135,9 @@ def _agent_shares(
     agents: int,
     tokens: int,
 ) -> list[float]:
-    """Return, for each turn of an agent, the share of each of its tokens. `whole`: sum of the
-    shares of the unit that the agent belongs to. `agents`, `tokens`: number of agents, and of
-    tokens, in that unit.
+    """Return the share of a token for each turn of an agent. The agent belongs to a unit (see
+    `token_shares`). `whole`: sum of all shares in the unit. `agents`, `tokens`: number of agents,
+    and number of tokens, in the unit.
     """
     if not agent.tokens:
         return [0.0] * len(agent.turns)

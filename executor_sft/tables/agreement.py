@@ -23,8 +23,8 @@ _Rows = tuple[tuple[str, ...], ...]
 
 
 class Answer(Frozen):
-    """One answer to a request: the filled table, with the number of sub-queries and tokens that it
-    took. A cell has a value only if a passage contains the value.
+    """One answer to a request: the filled table, with the numbers of sub-queries and tokens that
+    were used. A cell has a value only if a passage contains the value.
     """
 
     rows: _Rows
@@ -59,7 +59,7 @@ class MadeTable(Frozen):
     blanked: int
     """Number of cells that were blanked because the answers differ."""
     reason: str = ""
-    """Why the table is not kept; empty if it is kept."""
+    """Reason not to keep the table; empty if the table is kept."""
 
 
 def unusable(request: Question, held_out: HeldOut) -> str:
@@ -75,9 +75,9 @@ def unusable(request: Question, held_out: HeldOut) -> str:
 def made_tables(
     answered: Sequence[Answers], *, consistency: float, min_rows: int, support: float
 ) -> Iterator[MadeTable]:
-    """Yield the table made from each pair of answers. Its `reason` is empty, and the table is kept,
-    if it reaches the limits and no earlier table has the same rows. `consistency`, `support`: min
-    values of these fields of `MadeTable`.
+    """Yield the table made from each pair of answers. A table that reaches the limits is kept (its
+    `reason` is empty), unless an earlier table has the same rows. `consistency`, `support`: min
+    values of these fields of `MadeTable`. `min_rows`: min number of rows.
     """
     seen = set[_Rows]()
     for pair in answered:

@@ -5,7 +5,7 @@
 2. Each request is answered twice, independently: with another seed, or with another config, such
    as one with other documents or another executor.
 3. The answers are compared cell by cell. If they agree well enough, the table is kept, without the
-   rows and cells in which they differ. Other tables are counted by the reason.
+   rows and cells in which they differ. All other tables are counted under the reason.
 
 tasks.jsonl, gold/ID.csv   the tables in WideSearch's form
 questions.jsonl            the same tables for `rolegate sft`
@@ -66,8 +66,8 @@ class Options(StepOptions):
     question and columns (default: sample passages of the config's index)
     """
     second: Path | None = None
-    """config that gives the second answer to each request (default: the same config, with another
-    seed)
+    """config with which each request is answered the second time (default: the same config, with
+    another seed)
     """
     executor: str = BASE
     """base (the config's executor), or the folder of an adapter for the executor"""
@@ -116,7 +116,8 @@ def run(options: Options) -> int:
             "[synthesis] with model, prompt, and base_url or engine."
         )
     rows = 2 * sum(len(seed.rows) or sum(ROWS) // 2 for seed in seeds)
-    # A row takes a sub-query: two calls, of which the second is shown the passages of a search
+    # A row takes about one sub-query, which is two calls. The second call has the passages of a
+    # search
     prompt = Path(config.roles.execution.prompt).read_text("utf-8")
     passages = config.search.top_k * config.retrieval.chunk_tokens
     tokens = rows * (passages + 2 * len(prompt) // _CHARS_PER_TOKEN)
@@ -169,7 +170,8 @@ async def _answered(
     configs: Sequence[Config], options: Options, seeds: Sequence[Question]
 ) -> tuple[Counter[str], dict[str, str]]:
     """Write the requests, answer each twice, and store requests and answers in files. Return the
-    number of unanswered requests by reason, and the error messages of failed seeds by id.
+    number of unanswered requests for each reason, and the error message of each failed seed, by the
+    seed's id.
     """
     adapters = named_adapters([options.executor])
     (executor,) = adapters
@@ -234,8 +236,8 @@ async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
 
 def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
     """Compare the answers and write the kept tables. Return the figures, and the names of the
-    files. `reasons`: number of unanswered requests by reason, to which the tables that are not kept
-    are added.
+    files. `reasons`: number of unanswered requests for each reason; tables that are not kept are
+    added.
     """
     answered = list(read_jsonl(options.out / ANSWERS, Answers, ADVICE))
     tables = list(made_tables(answered, **options.settings(*_RULES)))

@@ -25,7 +25,9 @@ _RULES: dict[str, dict[str, Any]] = {
     "date": {"preprocess": ["norm_date"], "metric": ["date_near"]},
     "url": {"metric": ["url_match"]},
 }
-"""WideSearch's rules for cells by the type of their column; `_TEXT` for other types."""
+"""WideSearch's rules for comparing cells, by type of column; `_TEXT` has the rules for all other
+types.
+"""
 _LONGEST_NAME = 120
 _TAIL = (
     "\n\nGive the result as one Markdown table with the following columns:\n{columns}\nLeave no "
@@ -91,9 +93,7 @@ def write_tables(
 
 
 def _file_name(identity: str) -> str:
-    """Return an id as the name of a file. A long id is cut, and a digest is added to keep it
-    unique.
-    """
+    """Convert an id to a file name. A long name is cut off, and gets a digest to keep it unique."""
     name = quote(identity, safe="")
     if len(name) <= _LONGEST_NAME:
         return name

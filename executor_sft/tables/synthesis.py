@@ -1,8 +1,9 @@
 """Make up requests for tables as training data, as in section 4.1 of the paper WideSeek-R1.
 
 The model of the config's section `[synthesis]` reads a *seed*, which is a text about the subject of
-the table, and writes a question. Then it refines the question to exact columns with types, formats
-and keys. If the refinement cannot be parsed, the model is asked once for a correction.
+the table, and writes a question. Then the model refines the question: it adds exact columns with
+types, formats and keys. If the refinement cannot be parsed, the model is asked once for a
+correction.
 """
 
 from collections.abc import Callable
@@ -37,8 +38,9 @@ class _Refined(Frozen):
 async def written_request(
     role: Role | None, context: Callable[[], RunContext], seed: Question
 ) -> Question:
-    """Return the seed with a request for a table about it. A seed that already is a request is
-    returned unchanged, and so is a seed for which the model's request cannot be parsed.
+    """Let the model write a request for a table about the seed, and return the seed with this
+    request. A seed that already is a request is returned unchanged; so is a seed if the model's
+    request cannot be parsed.
 
     `role`: the model of `[synthesis]`; None if all seeds are requests. `context`: makes the context
     of a run. Raises `UpstreamError` if the model's endpoint fails.
@@ -62,8 +64,8 @@ async def written_request(
 
 
 def _refined(seed: Question, text: str) -> Question:
-    """Return the seed with the request in `text`. Raises `JSON_ERRORS` or `BadRequest` if the text
-    is no valid request.
+    """Return the seed with the request that is written in `text`. Raises one of `JSON_ERRORS`, or
+    `BadRequest`, if the request is invalid.
     """
     written = text[text.find("{") : text.rfind("}") + 1]
     refined = msgspec.json.decode(written, type=_Refined)

@@ -1,5 +1,5 @@
-"""The calls of a gateway: each function returns a `Call`, which holds the request and the function
-that converts the response to a result.
+"""The calls of a gateway. Each function returns a `Call`, with the request and a function that
+converts the response to a result.
 
 Both clients, `Client` and `AsyncClient`, have a method for each of these functions, with the same
 name and parameters; the method makes the call and returns its result. A method raises `ValueError`
@@ -71,7 +71,7 @@ class Call(Generic[Result]):
 
     request: Any
     """Request message. Its type determines the gRPC method: an `AnswerRequest` is sent to `Answer`.
-    The service is the one in the proto file of the type.
+    The gRPC service is the service in the proto file of the message.
     """
     result: Callable[[Any], Result] = lambda response: response
     """Converts the response message to the result that the client's method returns."""
@@ -174,8 +174,8 @@ def stream_table(
     timeout_s: float | None = None,
     **options: Unpack[TableOptions],
 ) -> Call[table_pb.StreamTableResponse]:
-    """Fill a table and stream the events of the run. The last event is `done`. Its table may have
-    only the first rows; the client's method `with_all_rows` fetches the other rows.
+    """Fill a table and stream the events of the run. The last event is `done`. The table in `done`
+    may have only the first rows; the client's method `with_all_rows` fetches the other rows.
     """
     return Call(
         _table_request(
@@ -195,7 +195,7 @@ def begin_table(
     rows: Rows = (),
     **options: Unpack[TableOptions],
 ) -> Call[str]:
-    """Start a run that fills a table and continues even if the client disconnects. Return the
+    """Start a run that fills a table. The run continues even if the client disconnects. Return the
     identifier of the run, for `get_table` and `watch`.
     """
     sent = _table_request(
@@ -308,7 +308,7 @@ Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
     """Stream the events of a run that answers a question or fills a table, as `stream` or
-    `stream_table` do. The first event is the one after number `after`.
+    `stream_table` do. `after`: number of the last event to leave out; 0 for all events.
     """
 
     def event(response: run_pb.WatchRunResponse) -> Event:
@@ -352,8 +352,8 @@ def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
-    """Return, for each engine, the tokens that the gateway has recorded and those that the engine
-    has counted.
+    """Return two token counts for each engine: the gateway's own count, and the count of the
+    engine.
     """
     return Call(
         usage_pb.ReconcileUsageRequest(),
@@ -379,7 +379,8 @@ def register_version(version: str) -> Call[version_pb.ExecutorVersion]:
 def set_version_traffic(
     version: str, state: TriedState, share: float = 0.0
 ) -> Call[version_pb.ExecutorVersion]:
-    """Start or end a trial of a version of the executor, and return the version.
+    """Start or end a trial of a version of the executor (the model that searches), and return the
+    version.
 
     `state`: `shadow` to repeat finished runs with the version, without effect on answers; `canary`
     to use it in a share of new runs; or `registered` to end the trial. `share`: share of new runs
@@ -405,7 +406,9 @@ def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Take a version of the executor out of service. Return the version that is then active."""
+    """Take a version of the executor out of service. Return the version that becomes the active
+    one.
+    """
     return Call(version_pb.RollBackExecutorVersionRequest(version=version), attrgetter("active"))
 
 
@@ -433,7 +436,7 @@ def create_key(
 
 
 def rotate_key(key_id: str, grace_s: float = 0.0) -> Call[admin_pb.RotateKeyResponse]:
-    """Replace an API key by a new one. Only this result contains the text of the new key. The old
+    """Replace an API key with a new key. Only this result contains the text of the new key. The old
     key stays valid for `grace_s` seconds.
     """
     return Call(admin_pb.RotateKeyRequest(key_id=key_id, grace=timedelta(seconds=grace_s)))
@@ -452,7 +455,9 @@ def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
 
 
 def update_key(key: admin_pb.Key, limits: Sequence[str]) -> Call[admin_pb.Key]:
-    """Change limits of a key, and return it. `limits`: names of the fields of `key` to change."""
+    """Change limits of a key, and return the key. `limits`: names of the fields of `key` that
+    contain the new limits.
+    """
     return Call(
         admin_pb.UpdateKeyRequest(key=key, update_mask=FieldMask(paths=limits)), attrgetter("key")
     )

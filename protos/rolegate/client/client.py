@@ -33,10 +33,10 @@ Item = TypeVar("Item")
 
 
 class Stream(Generic[Item]):
-    """Async iterator over the items of a streamed call, which yields each item when it arrives.
+    """Async iterator over the items of a streamed call. Each item is yielded when it arrives.
 
-    Cancelling the stream, or leaving its context, stops the work at the gateway. Reading after that
-    raises `GatewayError`.
+    Cancelling the stream, or leaving its context, stops the work at the gateway. Reading the stream
+    afterwards raises `GatewayError`.
     """
 
     def __init__(self, call: Any, address: str, item: Callable[[Any], Item]) -> None:
@@ -164,7 +164,9 @@ class Client:
         return self._pages(request(ListRunsRequest, wanted, page_size=PAGE), "runs")
 
     def list_documents(self) -> Iterator[Document]:
-        """Yield the documents of the caller's tenant, by name. They are fetched page by page."""
+        """Yield the documents of the caller's tenant, sorted by name. They are fetched page by
+        page.
+        """
         return self._pages(ListDocumentsRequest(page_size=PAGE), "documents")
 
     def keys(self) -> Iterator[Key]:
@@ -172,8 +174,8 @@ class Client:
         return self._pages(ListKeysRequest(page_size=PAGE), "keys")
 
     def tenants(self) -> Iterator[Tenant]:
-        """Yield all tenants: `default` first, then the other tenants by name. They are fetched page
-        by page.
+        """Yield all tenants: `default` first, then the other tenants, sorted by name. They are
+        fetched page by page.
         """
         return self._pages(ListTenantsRequest(page_size=PAGE), "tenants")
 
@@ -240,7 +242,9 @@ class Client:
 
 
 class Chat:
-    """A conversation with a gateway. The history is kept here; the gateway stores only the runs."""
+    """A conversation with a gateway. This object keeps the history; the gateway stores only the
+    runs.
+    """
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -250,8 +254,8 @@ class Chat:
     def ask(
         self, question: str, timeout_s: float | None = None, **options: Unpack[RequestOptions]
     ) -> AnswerResponse:
-        """Answer a question, which may refer to the conversation so far, and add both to `history`.
-        See the client's method `ask` for parameters and errors.
+        """Answer a question, which may refer to the conversation so far, and add question and
+        answer to `history`. See the client's method `ask` for parameters and errors.
         """
         options.setdefault("history", self.history)
         answer = self._client.ask(question, timeout_s, **options)

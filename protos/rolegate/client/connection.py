@@ -43,7 +43,9 @@ class Access(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Address of a gateway, with credentials. Both clients open their channels with it."""
+    """Address of a gateway, with credentials. `Client` and `AsyncClient` open their channels with
+    it.
+    """
 
     address: str
     """Host and port, as host:port."""
@@ -115,8 +117,8 @@ def is_loopback(address: str) -> bool:
 
 
 def address_problem(address: str) -> str:
-    """Return a message about what is wrong with the address of a gateway; empty for a valid
-    address: HOST:PORT, `unix:PATH` or `dns:///HOST:PORT`.
+    """Return a message that says why a gateway's address is invalid; empty for a valid address.
+    Valid forms are HOST:PORT, `unix:PATH` and `dns:///HOST:PORT`.
     """
     if scheme := re.match("(?!unix:|dns:).+?://", address):
         return f"{address!r} is not HOST:PORT; leave out {scheme[0]}"

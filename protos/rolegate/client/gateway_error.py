@@ -104,7 +104,7 @@ def translated(address: str, run_id: Callable[[], str] = str) -> Iterator[None]:
 
 
 def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> str:
-    """Return a message for an error that gRPC itself raised, so that there is no message of a
+    """Return a message for an error that gRPC itself raised. Such an error has no message from a
     gateway.
     """
     match code:

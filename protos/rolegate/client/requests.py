@@ -34,7 +34,7 @@ the delegator's sub-queries on to the executors.
 
 
 _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
-"""Names of request fields, by the name of the option, where the two differ."""
+"""For each option whose field in the request has another name: the name of the field."""
 
 
 class ChatMessage(TypedDict):
@@ -46,8 +46,8 @@ class ChatMessage(TypedDict):
 
 _MAX_HISTORY = 40
 _MAX_HISTORY_CHARS = 32_000
-"""Max number of messages of a history, and max characters of these messages together. The gateway
-refuses a longer history.
+"""`_MAX_HISTORY`: max messages of a history. `_MAX_HISTORY_CHARS`: max characters of these messages
+together. The gateway refuses a longer history.
 """
 
 
@@ -69,8 +69,8 @@ class IndexOptions(TypedDict, total=False):
     """Options that select the documents to search."""
 
     index: Sequence[str]
-    """Names of the indexes to search, or one name; by default, all that the caller's tenant may
-    search.
+    """Names of the indexes to search, or one name; by default, all indexes that the caller's tenant
+    may search.
     """
     filter: DocumentFilter
     """Search only documents with these properties; by default, all documents are searched."""
@@ -89,7 +89,9 @@ class SearchOptions(IndexOptions, total=False):
     """Max cost of all model calls, in US dollars. The gateway must know the prices of all models.
     """
     no_cache: bool
-    """True to search again for every sub-query, instead of reusing reports of other runs."""
+    """True to search again for every sub-query (question to one executor), instead of reusing
+    reports of other runs.
+    """
     resume_run_id: str
     """Identifier of an interrupted run to resume. The request of that run is used; leave the
     question empty.
@@ -134,12 +136,12 @@ class TableOptions(SearchOptions, total=False):
 
 
 class FeedbackFields(TypedDict, total=False):
-    """Feedback on an answer. At least one field must be set."""
+    """Feedback on the answer of a run. At least one field must be set."""
 
     accepted: bool | None
-    """True if the answer was right or useful, False if not."""
+    """True if the answer was right or useful, False if not; None to leave this open."""
     score: float | None
-    """How good the answer was, from 0 to 1."""
+    """Quality of the answer, from 0 to 1; 1 is best."""
     right_answer: str
     """The right answer, if known."""
     comment: str
@@ -147,8 +149,8 @@ class FeedbackFields(TypedDict, total=False):
 
 
 class Filter(TypedDict, total=False):
-    """Filter of runs. It selects the runs that match all of its fields that are set. A time without
-    a time zone is local time.
+    """Filter of runs. A run must match all fields that are set. A time without a time zone is local
+    time.
     """
 
     tenant: str
@@ -167,7 +169,7 @@ class ListFilter(Filter, total=False):
     status: Literal["running", "finished", "failed", "cancelled", "interrupted"] | None
     """Only runs with this status."""
     key_id: str
-    """Only runs of requests with this API key, by its identifier."""
+    """Identifier of an API key; only runs of requests with this key."""
     unsupported: bool
     """True to list only runs whose answer has names or numbers that no cited evidence contains."""
 
@@ -189,7 +191,7 @@ class UsageOptions(TypedDict, total=False):
     end: datetime | None
     """Only calls that started before this time."""
     by: Sequence[Literal["tenant", "role", "model", "executor_version", "manager", "key_id"]]
-    """Dimensions by which calls are grouped; role and model if empty."""
+    """Dimensions to group calls by; if empty, role and model."""
     bucket: Literal["hour", "day", "month"] | None
     """Also group calls by the hour, day or month (UTC) in which they started; None to not group by
     time.

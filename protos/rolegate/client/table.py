@@ -157,11 +157,11 @@ class Table:
         """Return the content of a file with the table. `ending`: .csv, .tsv, .md, .xlsx (needs
         openpyxl), or .json for the whole message. Raises `ValueError` for other endings.
 
-        `sources`: True to add, for each column, a column with the sentences that are cited for its
-        values, and with conflicting values. `excluded`: True to add the rows that contradict a
+        `sources`: True to add a column of sources for each column: the sentences that are cited for
+        its values, and conflicting values. `excluded`: True to add the rows that contradict a
         condition. With one of these options, a table with conditions also has a column
-        `membership`, which states the conditions that the row contradicts or that were not checked
-        for it. `others`: values of further columns, see `Others`.
+        `membership`, which states the conditions that the row contradicts, and the conditions that
+        were not checked for the row. `others`: values of further columns, see `Others`.
         """
         rows = list(self._lines(sources, excluded, others))
         match ending:
