@@ -44,7 +44,8 @@ class InitOptions(Options):
     answerer: Value | None = None
     """Model that writes the answer from the reports."""
     key_env: Value | None = None
-    """Name of the environment variable that holds the API key, such as OPENAI_API_KEY; not the key.
+    """Name of the environment variable that holds the API key, such as OPENAI_API_KEY (not the key
+    itself).
     """
     embedder: Value | None = None
     """Embedder: minilm (runs in the gateway), or a model of an OpenAI-compatible server."""
@@ -80,7 +81,8 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
 
     def settled(name: str, default: object, choices: list[str] | None = None) -> str:
         """Return the value of the option `name`. If the option is not given, ask the user, and
-        offer `default`. If not `asking` or if `default` is None, return the default instead.
+        offer `default`. If `asking` is False or `default` is None, do not ask: return `default`, or
+        "" for None.
         """
         answer = getattr(options, name) or None
         if answer is None and asking and default is not None:

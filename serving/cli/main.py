@@ -37,11 +37,12 @@ _COMMANDS = {
     "retrieve": "serve an index to other processes",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Modules of the commands that have no module of the same name. Each command is the function of its
-name in its module. A module is imported only when one of its commands is called.
+"""Modules of the commands whose module has another name than the command. Each command is a
+function in its module, under the command's name. A module is imported only when one of its commands
+is called.
 """
 _GROUP = "rolegate.commands"
-"""Group of entry points by which other packages add commands. Each entry point is a function that
+"""Entry-point group in which other packages register commands. Each entry point is a function that
 takes the command-line arguments and returns the exit status. It is loaded only when its command is
 called.
 """
@@ -49,7 +50,7 @@ _ABOVE = {
     "sft": "train the executor on logged runs",
     "bench": "measure answers and what they cost",
 }
-"""Summaries of the commands that the packages `executor_sft` and `benchmarks` add by `_GROUP`."""
+"""Summaries of commands that the packages `executor_sft` and `benchmarks` register in `_GROUP`."""
 
 
 def _silence_libraries() -> None:
