@@ -168,9 +168,9 @@ class AskOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """The question, in plain words."""
     topology: TopologyName | None = None
-    """Models that search (default: factorized). factorized: a delegator splits the question into
-    sub-queries, and executors search for these. host: managers between the delegator and the
-    executors split the sub-queries again.
+    """Models that work on the question (default: factorized). factorized: a delegator splits the
+    question into sub-queries, and executors search for these. host: managers between the delegator
+    and the executors split the sub-queries again.
     """
     language: Name = ""
     """Language of the answer, such as German (default: answer.language of the gateway's config, or

@@ -181,12 +181,12 @@ def _add_config(group: argparse._MutuallyExclusiveGroup) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"read this TOML file (default: {CONFIG} in this folder, or else the preset mini)",
+        help=f"read this config, a TOML file (default: ./{CONFIG}, or else the preset mini)",
     )
     group.add_argument(
         "--preset",
         metavar="NAME",
-        help="use a config that ships with rolegate, such as mini",
+        help="use the config of this name that ships with rolegate, such as mini",
     )
 
 

@@ -90,15 +90,17 @@ class BuildOptions(EmbedderOptions, kw_only=True):
     paths: Annotated[tuple[Path, ...], POSITIONAL] = ()
     """Files and folders to index (default: the documents of the index in the config)."""
     out: Folder | None = None
-    """Write the index to this folder; needed with PATHS."""
+    """Write the index to this folder; required with PATHS, and only allowed with PATHS."""
     index: Name = DEFAULT_INDEX
-    """Build this index of the config: NAME of a table [indexes.NAME], or default for the index of
-    [retrieval].
+    """Build the index of the table [indexes.NAME] of the config (default: the index of
+    [retrieval]).
     """
     chunk_tokens: PassageTokens = 200
-    """Max tokens of a passage, counted with the embedder's tokenizer."""
+    """Max tokens of a passage, counted with the embedder's tokenizer; needs PATHS."""
     lexical: bool = False
-    """Also store word statistics, so that searches can combine BM25 with vector search."""
+    """Also store word statistics, so that searches can combine BM25 with vector search; needs
+    PATHS.
+    """
     ray: str | None = None
     """Embed with MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of the head
     node (default: embed in this process).

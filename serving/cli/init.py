@@ -96,7 +96,7 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
     backbone = document["roles"]["delegation"]
     embedder = document["retrieval"]["embedder"]
     answers = {"base_url": settled("base_url", backbone.get("base_url"))}
-    # A role that has the backbone's model in the preset gets the new backbone's model by default
+    # If a role has the backbone's model in the preset, its default is the new backbone's model
     for name, role in _ROLES.items():
         model = document["roles"][role]["model"]
         answers[name] = settled(

@@ -23,13 +23,13 @@ _COMMANDS = {
     "index": "build an index of documents",
     "documents": "upload documents to a running gateway, and list and delete them",
     "serve": "run the gateway until stopped",
-    "ask": "ask a question at a running gateway, or at one started for it",
-    "table": "fill a table at a running gateway, or at one started for it",
+    "ask": "ask a question; without --address, start a gateway for it",
+    "table": "fill a table; without --address, start a gateway for it",
     "chat": "ask one question after another",
     "search": "search a running gateway's index",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",
     "runs": "list, show and cancel runs, and export their traces",
-    "usage": "show tokens and cost, and compare them with the engines' counters",
+    "usage": "show tokens and cost, and compare the tokens with the engines' counters",
     "keys": "create, list and revoke API keys",
     "tenants": "limit what each tenant may spend",
     "versions": "try, promote and roll back versions of the executor (the model that searches)",
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         atexit.register(_silence_libraries)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC prints errors that we print too
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC also prints these errors
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
         prog="rolegate",

@@ -215,8 +215,8 @@ class StoreOptions(CertificateOptions):
 
     config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
-    """Call the running gateway at this address instead of using a config. The environment variable
-    ROLEGATE_API_KEY holds the API key for it.
+    """Call the running gateway at this address instead of using a config. The API key is taken from
+    the environment variable ROLEGATE_API_KEY.
     """
 
 
@@ -233,7 +233,7 @@ class JSONConnectionOptions(ConnectionOptions):
     """Options of commands that call a running gateway, and print JSON with --json."""
 
     json: bool = False
-    """Print one line of JSON for each item."""
+    """Print JSON, one line for each item."""
 
 
 class PeriodOptions(ConnectionOptions):
@@ -241,7 +241,7 @@ class PeriodOptions(ConnectionOptions):
 
     since: Time | None = None
     """Show only runs or calls that started at this time or later: 2026-11-21, 2026-11-21T10:00
-    (UTC), 7d (a week ago) or 12h.
+    (UTC), 7d (7 days ago) or 12h (12 hours ago).
     """
     until: Time | None = None
     """Show only runs or calls that started before this time."""

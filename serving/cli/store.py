@@ -344,8 +344,8 @@ class ExportOptions(StoreOptions, kw_only=True):
     kind: RunKind | None = None
     """Write only runs of this kind."""
     since: Time | None = None
-    """Write only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (a
-    week ago) or 12h.
+    """Write only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (7
+    days ago) or 12h (12 hours ago).
     """
     until: Time | None = None
     """Write only runs that started before this time."""

@@ -138,7 +138,7 @@ class _Workbook:
             except python_calamine.CalamineError:
                 self._book = workbook.from_path(
                     str(path)
-                )  # its error says why the file cannot be read
+                )  # this error says why the file cannot be read
         except python_calamine.PasswordError as error:
             raise encrypted(path) from error
 

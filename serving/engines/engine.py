@@ -163,7 +163,7 @@ def _environment(config: EngineConfig, cpu_threads: int) -> dict[str, str]:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if _on_cpu() and _THREADS_BIND not in os.environ:
         # On a CPU, vLLM runs an engine's worker in a second process, and each process keeps a core
-        # busy while it waits for the other. The second process is only needed to bind threads to
-        # cores.
+        # busy while it waits for the other process. The second process is only needed to bind
+        # threads to cores.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment

@@ -148,7 +148,7 @@ class ApproximateIndex(CandidateIndex):
         widening = self._small.ntotal / rows
         options: dict[str, Any] = {}
         if among is None:
-            count = int(count * widening)  # some are removed passages
+            count = int(count * widening)  # some candidates are removed passages
         else:
             options["sel"] = untyped.IDSelectorBatch(self.ids[among])
         breadth = int(self._breadth * widening)

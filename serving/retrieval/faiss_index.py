@@ -65,8 +65,8 @@ class FaissIndex:
         """`vectors`: an opened FAISS index."""
         import faiss
 
-        # For batches of this number of queries or more, FAISS uses BLAS. For smaller ones, it reads
-        # all rows again for each query.
+        # For batches of this number of queries or more, FAISS uses BLAS. For smaller batches, it
+        # reads all rows again for each query.
         faiss.cvar.distance_compute_blas_threshold = 2
         self._vectors = vectors
         self._is_exact = isinstance(vectors, faiss.IndexFlatIP)

@@ -92,7 +92,7 @@ class IndexSearcher:
         """
         if only != NO_FILTER:
             # The first search with a filter reads all passages. Other searches must not wait for
-            # that, so it is done in another thread.
+            # that, so another thread reads them.
             await asyncio.to_thread(self._searched.index.passages.admitted, only)
         normalized = [" ".join(query.split()) for query in queries]
         cache = self._searched.cache

@@ -105,7 +105,7 @@ async def _metrics(
 
 @asynccontextmanager
 async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncIterator[Observer]:
-    # The gateway has checked when it started that the extra `otlp` is installed
+    # At its start, the gateway has checked that the extra `otlp` is installed
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

@@ -135,8 +135,8 @@ class MCPConnection(Frozen):
             ) from None
 
         try:
-            # `call_tool` is not used, because it checks outputs against the server's schemas, whose
-            # regular expressions may take exponential time.
+            # `call_tool` is not used: it checks outputs against the server's schemas, and regular
+            # expressions in a schema may take exponential time.
             result = await self.client.session.send_request(request, types.CallToolResult)
         except ValueError as error:
             self.stale.set()

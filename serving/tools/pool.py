@@ -143,7 +143,7 @@ class _Server:
                 async with asyncio.timeout(self._config.timeout_s):
                     return await connection.call(name, arguments)
             except TimeoutError:
-                # Have the tools listed, which shows whether the server still answers
+                # Let `keep_running` list the tools, to see whether the server still answers
                 connection.stale.set()
                 raise ToolFailed(
                     f"took over {self._config.timeout_s:g} s; raise timeout_s",

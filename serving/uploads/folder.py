@@ -205,8 +205,8 @@ class TenantFolder:
             os.fsync(file)
             with self._locked():
                 self.check_size(name, file.tell(), self.used_without(name))
-                # Set the time of change exactly, so that a new version of a document always has
-                # another one, even within a clock tick of the file system
+                # Set the time of change in nanoseconds, so that two versions of a document have
+                # different times, even within a clock tick of the file system
                 now = time.time_ns()
                 os.utime(file.fileno(), ns=(now, now))
                 try:
