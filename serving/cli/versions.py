@@ -12,11 +12,12 @@ from serving.cli.tables import decisions_table, state_of, versions_table
 
 _ABOUT = """List, try, promote and roll back versions of the executor.
 
-The executor is the model that searches. A new version of it is published (`rolegate sft publish`)
-and registered. It is then tried as a shadow, which repeats finished runs without changing their
-answers, and as a canary, which is the executor in a share of the runs. Finally, it is promoted to
-the active version. After `versions shadow`, the gateway itself takes the next steps, or rolls the
-version back, when the figures of the trial allow a decision ([versions.gate] in the config).
+The executor is the model that searches. A new version of the executor is published (`rolegate sft
+publish`) and registered. Then it is tried: first as a shadow, which repeats finished runs without
+changing their answers, and then as a canary, which is the executor in a share of the runs. Finally,
+it is promoted, and becomes the active version. After `versions shadow`, the gateway itself takes
+the next steps, or rolls the version back, as soon as the figures of the trial allow a decision
+([versions.gate] in the config).
 """
 
 
