@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rolegate.client.text import SHOWN, visible
 
 _PIPE_WIDTH = 4000
-"""Width of tables that are not printed on a terminal, in characters."""
+"""Width of a table in characters, if the table is not printed on a terminal."""
 
 
 def table_console() -> Console:

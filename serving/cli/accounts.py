@@ -56,10 +56,10 @@ the command calls a running gateway instead; ROLEGATE_API_KEY must hold an opera
 """
 _TENANTS = """Manage what each tenant may spend, and what is stored of its runs.
 
-The API keys of a tenant see only the tenant's runs, and share its limits. Requests without a key,
-or with an operator's key, count for the tenant `default`. Limits per day and month use days and
-months in UTC. Tenants are stored in the store that the config names. With --address, the command
-calls a running gateway instead; ROLEGATE_API_KEY must hold an operator's key.
+Callers with an API key of a tenant see only the tenant's runs, and share its limits. Requests
+without a key, or with an operator's key, count for the tenant `default`. Limits per day and month
+use days and months in UTC. Tenants are stored in the store that the config names. With --address,
+the command calls a running gateway instead; ROLEGATE_API_KEY must hold an operator's key.
 """
 
 

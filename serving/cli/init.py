@@ -38,7 +38,7 @@ class InitOptions(Options):
     base_url: Value | None = None
     """Base URL of the models: an OpenAI-compatible address that ends in /v1."""
     backbone: Value | None = None
-    """Model that splits the question into sub-queries; choose the best one that you have."""
+    """Model that splits the question into sub-queries; choose the best model that you have."""
     executor: Value | None = None
     """Model that searches and reads; a small, fast model is enough."""
     answerer: Value | None = None

@@ -37,7 +37,7 @@ _COMMANDS = {
     "retrieve": "serve an index to other processes",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Modules of the commands whose module has another name than the command. Each command is a
+"""Modules of commands, if the module and the command have different names. Each command is a
 function in its module, under the command's name. A module is imported only when one of its commands
 is called.
 """

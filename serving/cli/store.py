@@ -104,7 +104,7 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
     """
 
     async def upgrading(options: UpgradeOptions) -> int:
-        """Upgrade the schema of the store to that of this release.
+        """Upgrade the schema of the store to the schema of this release.
 
         Make a backup first. If --check shows that earlier releases stop working, stop the gateways
         of these releases first.

@@ -190,8 +190,8 @@ def _one_line(text: str) -> Text:
 
 def calls_table(calls: Sequence[UpstreamCall]) -> Table:
     """Return a table with a row for each attempt of a model call. A token count after ≥ is a lower
-    bound, and one after ~ is an estimate. If the endpoint reported a count that cannot be true, the
-    word `impossible` is shown instead.
+    bound, and a count after ~ is an estimate. If the endpoint reported a count that cannot be true,
+    the word `impossible` is shown instead.
     """
     rows = []
     for call in calls:

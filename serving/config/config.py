@@ -84,7 +84,7 @@ Omitted = Literal[
     "stream_options",
     "chat_template_kwargs",
 ]
-"""Request parameter that some endpoints refuse. `RoleConfig.omit` lists those that are left out."""
+"""Request parameter that some endpoints refuse. A role sends no parameters in its key `omit`."""
 
 
 class Section(Frozen, forbid_unknown_fields=True, kw_only=True):

@@ -128,8 +128,8 @@ class _Passage:
         self._heading: _Unit | None = None
         self._units: list[_Unit] = []
         self._repeated = 0
-        """Number of units at the beginning of the passage that repeat units of the previous
-        passage.
+        """The first units of the passage repeat units of the previous passage. This is their
+        number.
         """
 
     def add(self, unit: _Unit) -> Iterator[Piece]:

@@ -32,7 +32,9 @@ _NOTES = {
 }
 _NOTE_LISTS = [f"{tag}s" for tag in _NOTES.values()]
 _PARTS = frozenset(("footnotes", "endnotes", "comments", "header", "footer"))
-"""Types of the parts of a DOCX file that are read in addition to its body."""
+"""A DOCX file has a body and further parts. Parts of these types are read in addition to the
+body.
+"""
 _NOT_READ = {
     f"{_WORD}delText": "tracked deletions",
     f"{_WORD}altChunk": "embedded documents",

@@ -234,7 +234,7 @@ def _chars(blocks: Iterable[TextBlock]) -> int:
 
 
 class _Walk:
-    """Converts a tree to blocks: one for each heading, paragraph, list item and table row."""
+    """Converts a tree to blocks: a block for each heading, paragraph, list item and table row."""
 
     def __init__(self, root: Any, etree: Any) -> None:
         self._root = root

@@ -39,7 +39,9 @@ _AS_HTML = {
     f"{_TABLE}table-row": "tr",
     f"{_TABLE}table-cell": "td",
 }
-"""Names of HTML elements by the name of the ODT element that is converted to them."""
+"""Elements of ODT are converted to elements of HTML. The keys are names in ODT, and the values are
+names in HTML.
+"""
 _NOT_READ = {
     f"{_TEXT}tracked-changes": "tracked deletions",
     f"{_DRAW}image": "pictures",

@@ -43,7 +43,7 @@ _RAISED = 0.25
 _MAX_SCALE = 150 / 72
 """Max scale at which scans are rendered, in pixels per point (150 dpi)."""
 _UPRIGHT = 0.01
-"""Max angle of a character that is not rotated, in radians."""
+"""A character counts as not rotated if its angle is below this value, in radians."""
 
 
 def read_pdf(path: Path) -> Document:

@@ -93,8 +93,8 @@ _CHARS_PER_BYTE = 100
 file may always have `_MIN_UNPACKED_CHARS` characters.
 """
 _PART_CHARS = 100
-"""Number of characters that are added for each part of a document when the document's size is
-checked. Most parts become passages, and the ids of passages stay in memory.
+"""When the size of a document is checked, this number of characters is added for each of its parts.
+Most parts become passages, and the ids of passages stay in memory.
 """
 _ENVIRONMENT = (
     "PATH",

@@ -131,9 +131,9 @@ def write_version(
     """Publish the files in `content` as the next version in `folder`, and return the version's
     folder.
 
-    `manifest`: manifest of the version; `version` and `files` are filled in. `taken`: names of
-    versions that are registered in a database, which must not be used again. The version is written
-    to a hidden folder, which is then renamed. So a version in `folder` is never incomplete. If the
+    `manifest`: manifest of the version; `version` and `files` are filled in. `taken`: names that
+    are registered in a database already, and must not be used again. The version is written to a
+    hidden folder, which is then renamed. So a version in `folder` is never incomplete. If the
     process is killed, the next call removes the hidden folder. Raises `BadVersion` if the version
     cannot be written.
     """

@@ -29,9 +29,7 @@ SAME_EMBEDDER = 0.98
 at least this value. It is below 1, because embedders may compute in different precision.
 """
 _CHECKED = 16
-"""Number of passages that are embedded again, to compare the new vectors with the vectors in the
-file.
-"""
+"""Number of passages to embed again, to compare the new vectors with the vectors in the file."""
 _UNLIMITED = 1 << 40
 """Max tokens of a passage. No row of a corpus is so long, so rows are not split."""
 

@@ -54,7 +54,7 @@ from serving.retrieval.passages import (
 )
 
 BATCH = 256
-"""Default number of passages that are embedded between two calls of `progress`."""
+"""Default number of passages to embed between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = ".embedded-"
@@ -121,8 +121,8 @@ def build_index(
 
     `lexical`: whether to write word statistics for BM25. `chunk_tokens`: max tokens of a passage.
     `wait`: what to do while another build of this index is running: True waits until it ends, and
-    False raises `BadIndex`. `store`: writes and opens the vectors. `batch`: number of passages that
-    are embedded between two calls of `progress`.
+    False raises `BadIndex`. `store`: writes and opens the vectors. `batch`: number of passages to
+    embed between two calls of `progress`.
 
     Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` is not the folder
     of an index or cannot be written, and the errors of `embedder`. After an error, the index is
@@ -420,8 +420,8 @@ class _VectorCache:
         return vectors
 
     def _read_unfinished(self) -> NDArray[Any]:
-        """Return the records in the file of new vectors that come before the first damaged record,
-        and truncate the file there. Return an empty array if there is no file.
+        """Return the records in the file of new vectors, up to the first damaged record, and
+        truncate the file there. Return an empty array if there is no file.
         """
         size = 0
         if self._path.exists():

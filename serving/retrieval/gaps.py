@@ -1,5 +1,5 @@
-"""Find the gaps of an index: files in the indexed folders that are not in the index, and parts of
-files that are not.
+"""Find the gaps of an index. A gap is a file in the indexed folders, or a part of a file, that is
+not in the index.
 """
 
 from collections.abc import Sequence

@@ -21,8 +21,8 @@ from serving.retrieval.manifest import Manifest, check_files, read_manifest
 from serving.retrieval.passages import PassageStore
 
 DEPTH = 100
-"""Max number of hits of a ranking that are used when the rankings by vectors and by words are
-merged. The number is constant, so that the order of the first hits does not depend on `top_k`.
+"""When the rankings by vectors and by words are merged, at most this number of hits of each ranking
+is used. The number is constant, so that the order of the first hits does not depend on `top_k`.
 """
 _HITS_PER_PASSAGE = 8
 """A search by vectors alone asks for this number of hits per passage to return, because hits with
