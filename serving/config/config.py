@@ -476,12 +476,12 @@ class GateConfig(Section):
     enabled: bool = True
     """False: versions are promoted and rolled back only by operators, with `rolegate versions`."""
     margin: Share = 0.1
-    """Max loss of accuracy, compared with the active version, with which a candidate is still
-    promoted. The gate counts only the runs that exactly one of the two versions answers correctly.
-    Let A be the share of these runs that the active version answers correctly, and C the share that
-    the candidate answers correctly: A − C must be below `margin`. With 0.1, accuracy may fall by
-    about 4 percentage points if 30 % of the answers are right, by 5 points if 50 % are, and by 3
-    points if 80 % are.
+    """Max disadvantage against the active version with which a candidate is still promoted. The
+    gate counts only the runs that exactly one of the two versions answers correctly. Let A be the
+    share of these runs that the active version answers correctly, and C the share that the
+    candidate answers correctly: A − C must be below `margin`. With 0.1, accuracy may fall by about
+    4 percentage points if 30 % of the answers are right, by 5 points if 50 % are, and by 3 points
+    if 80 % are.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     """Min share of right answers of a candidate. The candidate must reach it twice: in the judged

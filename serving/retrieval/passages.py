@@ -41,8 +41,8 @@ def embedded_text(passage: Passage) -> str:
 
 
 class PassageStore:
-    """The passages of an index, by row number from 0. The file of passages stays memory-mapped as
-    long as the object exists. Reading a damaged row raises `BadIndex`.
+    """The passages of an index, by row number from 0. The files of passages and offsets stay
+    memory-mapped as long as the object exists. Reading a damaged row raises `BadIndex`.
     """
 
     def __init__(self, folder: Path) -> None:

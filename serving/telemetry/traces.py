@@ -63,7 +63,7 @@ class Traces(Frozen):
         _caller.set(TraceContextTextMapPropagator().extract(metadata, Context()))
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
-        """Do nothing: `run_ended` creates the spans."""
+        """Do nothing: `run_ended` ends the span of the run."""
 
     def run_began(self) -> None:
         """Start the span of the run, and make it the current span."""
