@@ -20,8 +20,8 @@ Ask = Callable[[Any], Awaitable[Any]]
 
 @cache
 def workers_of(address: str, kind: type) -> Any:
-    """Start a worker for each CPU of a Ray cluster, and return handles of the workers. They end
-    with this process. Blocks for several seconds.
+    """Start a worker for each CPU of a Ray cluster, and return handles of the workers. The workers
+    end when this process ends. Blocks for several seconds.
 
     To call a method of a worker, use `await finished(worker.method.remote(…))`; the arguments are
     pickled. `address`: HOST:PORT of the cluster's head node, or `local` to start a cluster on the

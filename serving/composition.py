@@ -79,9 +79,11 @@ from serving.topologies import new_host, new_search, new_tables, new_worker
 from serving.uploads.uploads import StoredUploads, opened_uploads
 
 _GATE_ERROR = 0.05
-"""Max probability of a wrong decision about a new executor version, in each stage of its trial."""
+"""Max probability of a wrong decision about a new executor version. It holds for each stage of the
+version's trial: as a shadow, and as a canary.
+"""
 _GATE_TRIALS = 10_000
-"""Max runs that a stage compares. After that, the stage ends without a decision."""
+"""Max runs that a stage of a trial compares. After that, the stage ends without a decision."""
 
 
 class _Upstream(Frozen):
@@ -105,8 +107,9 @@ class _Upstream(Frozen):
 
     @property
     def deployments(self) -> dict[str, str | None]:
-        """Base URLs of the engines, endpoints and replicas that serve the roles' models, by the
-        name of each in the ledger. The URL is None for a provider that LiteLLM calls.
+        """Base URLs of the engines and endpoints that serve the roles' models. The keys are the
+        names under which the ledger stores the engines and endpoints. A URL is None for a provider
+        that LiteLLM calls.
         """
         roles = (*self.roles.values(), *self.managers.values(), self.condenser.role)
         return {
@@ -431,8 +434,7 @@ async def _open_versions(
     indexes: Indexes,
 ) -> tuple[Versions, VersionRouting, Trials]:
     """Return the parts that manage versions of the executor: `Versions`, the routing of runs to
-    versions, and the trials of versions. Also register the model that the config names as a
-    version.
+    versions, and the trials of versions. Also register the config's model as a version.
 
     `lifecycle`: opens the runs of trials and held-out tests. Raises `BadConfig`.
     """
@@ -544,8 +546,8 @@ async def _listening(
     starting: AsyncExitStack,
 ) -> AsyncIterator[str]:
     """Serve gRPC and HTTP, and run the background tasks, while the context is open. Yield the
-    address of the gRPC server. `starting`: the servers that answer "starting" until now; they are
-    closed first, which frees the addresses.
+    address of the gRPC server. `starting`: servers at the same addresses, which have answered
+    "starting" so far; they are closed first.
     """
     gateway = runs.gateway
     readiness = upstream.readiness
@@ -648,8 +650,8 @@ async def _listening(
 async def _drain(
     config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
 ) -> None:
-    """Report that the gateway is not ready, wait `drain_s` seconds in which load balancers notice
-    that, and close the servers. Running requests get `grace_s` seconds to finish.
+    """Report that the gateway is not ready, and wait `drain_s` seconds, so that load balancers
+    notice. Then close the servers; running requests get `grace_s` seconds to finish.
     """
     grace_s = 0.0
     try:
@@ -662,9 +664,9 @@ async def _drain(
 
 
 async def _recover(config: Config, upstream: _Upstream, routing: VersionRouting) -> None:
-    """Whenever an engine is up again after a failure, replace its circuit breaker by a closed one,
-    so that it gets calls again. If it serves the executor, also load the executor's versions into
-    it again. Never returns.
+    """Whenever an engine is up again after a failure, close its circuit breaker, so that the engine
+    gets calls again. If the engine serves the executor, also load the executor's versions into the
+    engine again. Never returns.
     """
     down: set[str] = set()
     engines = {f"engines.{name}" for name in config.engines}

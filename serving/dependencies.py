@@ -33,14 +33,15 @@ _EXTRAS = {
     "widesearch": "dateparser pandas",
     "sft": "accelerate datasets ijson matplotlib peft pyarrow safetensors torch transformers trl",
 }
-"""Modules that each extra installs, separated by spaces. Of several extras with the same module,
-the smallest comes first, and is the one that is recommended.
+"""Modules that each extra installs, separated by spaces. If several extras install a module, the
+smallest of these extras comes first, and is recommended.
 """
 
 
 def need(command: str, *modules: str) -> None:
-    """Raise `BadConfig` if one of `modules` is not installed. A command calls this at its start for
-    modules that it imports later, so that it does not fail halfway. `command`: the command's name.
+    """Raise `BadConfig` if one of `modules` is not installed. A command that imports these modules
+    late calls this function at its start, so that the command does not fail halfway. `command`: the
+    command's name.
     """
     for module in modules:
         if find_spec(module) is None:
@@ -50,11 +51,11 @@ def need(command: str, *modules: str) -> None:
 
 
 def missing_extra(module: str | None, command: str = "") -> str:
-    """Return a shell command that installs the extra of rolegate with a missing module. If no extra
-    has the module, return the advice to reinstall rolegate.
+    """Return a shell command that installs the extra of rolegate that contains `module`. If no
+    extra contains the module, return the advice to reinstall rolegate.
 
-    `command`: name of the command that needs the module. If the extra of this name has the module,
-    it is preferred.
+    `command`: name of the command that needs the module. An extra with the same name as the command
+    is preferred, if it contains the module.
     """
     name = (module or "").partition(".")[0].replace("-", "_")
     bringing = [extra for extra, modules in _EXTRAS.items() if name in modules.split()]

@@ -8,8 +8,8 @@ from textwrap import dedent
 
 
 def field_docs(cls: type) -> dict[str, str]:
-    """Return the docstrings under the fields of a class and of its bases, each as one line, by the
-    field's name.
+    """Return the docstrings under the fields of a class and its bases, by the fields' names. Line
+    breaks in a docstring are replaced by spaces.
     """
     docs: dict[str, str] = {}
     for base in cls.__bases__:

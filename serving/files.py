@@ -28,7 +28,7 @@ def private_files() -> Iterator[None]:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` to a temporary file next to `path`, sync the file to disk, and rename it to
-    `path`. Raises `OSError`; then, `path` is unchanged.
+    `path`. If this raises `OSError`, `path` is unchanged.
     """
     with replacing(path) as unfinished:
         unfinished.write_bytes(content)
@@ -37,9 +37,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a new, empty file in the folder of `path`, for the body of the `with`
-    statement to write to. On exit, sync the file to disk and rename it to `path`. After an error,
-    delete it instead, and leave `path` unchanged. Only the owner can access the file, also under
-    its final name.
+    statement to write to. On exit, sync the new file to disk and rename it to `path`. After an
+    error, delete the new file instead, and leave `path` unchanged. Only the owner can access the
+    file, also under its final name.
     """
     descriptor, name = mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)

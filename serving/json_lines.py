@@ -2,10 +2,10 @@
 
 `load_dataset` infers the types of all columns from the first ten megabytes. If a column, or a field
 inside a column, is null, empty or absent there, loading fails at the first later row with a value.
-Loading also fails at the first fraction in a column of integers. So if a row after the first
-megabytes has a type that its column or field did not have before, it is moved to the top of the
-file; the shortest of these rows comes first. All other rows keep their order. A text that Arrow
-would parse as a time gets a trailing space, so that it stays a text.
+Loading also fails at the first fraction in a column of integers. So if a later row has a type that
+its column or field did not have before, the row is moved to the top of the file. The moved rows are
+sorted by length, shortest first. All other rows keep their order. A text that Arrow would parse as
+a time gets a trailing space, so that it stays a text.
 """
 
 import re
@@ -64,9 +64,9 @@ def write_json_lines(path: Path, rows: Iterable[object]) -> None:
 
 
 def _loadable(value: Any, place: str, types: set[tuple[str, type]]) -> Any:
-    """Return a JSON value with a space after each text that Arrow would parse as a time. Add a pair
-    of place and type to `types` for `value` and each value inside it. `place`: path of `value` in
-    its row, such as `.run.id`.
+    """Return a JSON value with a space after each text that Arrow would parse as a time. For
+    `value` and each value inside it, add a pair to `types`: the value's place and its type.
+    `place`: path of `value` in its row, such as `.run.id`.
     """
     if value is not None:
         types.add((place, type(value)))

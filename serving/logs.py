@@ -66,7 +66,9 @@ def _write_traceback(out: TextIO, error: ExcInfo) -> None:
 
 
 def errors_only() -> None:
-    """Log only errors from now on, to standard error. For commands that print their progress."""
+    """Log only errors from now on, to standard error. Commands that print their own progress call
+    this.
+    """
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

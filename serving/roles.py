@@ -22,8 +22,8 @@ from serving.config.secrets import api_key
 from serving.topologies import condenser_config, manager_configs
 
 _INTERVAL = 8
-"""Number of tokens per event in streams of the gateway's own engines that no client watches. Fewer
-events take less CPU time.
+"""Tokens per event of a stream, if no client watches the stream and the gateway started the engine.
+Fewer events take less CPU time.
 """
 
 
@@ -31,8 +31,9 @@ async def all_roles(
     config: Config, new: Callable[..., Role]
 ) -> tuple[dict[RoleName, Role], dict[str, Role]]:
     """Return the three roles (delegation, execution, answer) by name, and the managers' roles by
-    the name of the manager. A manager's role is also a role `delegation`, but with its own limit of
-    concurrent calls. `new`: `new_role` with the arguments for connections already given.
+    the name of the manager. A manager's role is also named `delegation`, but has its own limit of
+    concurrent calls. `new`: `new_role` with the arguments `pool`, `engines` and `upstreams` already
+    given.
     """
     usual = config.roles.by_name
     managing = manager_configs(config)
@@ -53,8 +54,8 @@ async def new_condenser(
     config: Config, new: Callable[..., Role], roles: Mapping[RoleName, Role]
 ) -> Condenser:
     """Return the condenser, which rewrites a question of a conversation so that it can be
-    understood without the conversation. `new`: `new_role` with the arguments for connections
-    already given. `roles`: the three roles.
+    understood without the conversation. `new`: `new_role` with the arguments `pool`, `engines` and
+    `upstreams` already given. `roles`: the roles delegation, execution and answer, by name.
     """
     if config.condenser is None:
         system = Path(condenser_config(config).prompt).read_text("utf-8").strip()
@@ -134,8 +135,9 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
-    """Return the roles with their fallbacks. A fallback of a role calls the model of another role
-    with the first role's prompt and sampling, and with the larger `max_tokens` of the two.
+    """Return the roles with their fallbacks. A fallback of a role calls another role's model, but
+    with the prompt and sampling of the first role, and with the larger `max_tokens` of the two
+    roles.
     """
 
     def stand_in(role: Role, other: Role) -> Role:

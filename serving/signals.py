@@ -18,10 +18,10 @@ older generations are low, so that the garbage of a question is freed before tho
 questions. Collections of these generations are fast, because they contain few objects.
 """
 _SWITCH_S = 1e-4
-"""Switch interval in seconds: how long a thread waits before it requests the GIL from another
-thread. Python's default is 5 ms, and the time starts again whenever the event loop polls for
-events. So with the default, a busy event loop would rarely release the GIL to the threads of
-searches and of the database.
+"""Switch interval in seconds: how long a thread waits for the GIL before it asks the thread that
+holds the GIL to release it. Python's default is 5 ms, and the time starts again whenever the event
+loop polls for events. So with the default, a busy event loop would rarely release the GIL to the
+threads of searches and of the database.
 """
 _log = structlog.get_logger("serve")
 
@@ -43,8 +43,8 @@ def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:
 
 async def until_stopped(service: AbstractAsyncContextManager[str]) -> None:
     """Open `service`, a context manager that yields an address, keep it open until SIGTERM or
-    SIGINT, and close it. A signal while it opens also stops it. A second signal, while it closes,
-    ends the grace period of running requests.
+    SIGINT, and close it. A signal while `service` opens also stops it. A second signal, while
+    `service` closes, ends the grace period of running requests.
     """
     this = asyncio.current_task()
     assert this is not None

@@ -1,4 +1,6 @@
-"""Start engines, and open a retriever or an embedder, at the same time, because each takes long."""
+"""Start engines and open a retriever or an embedder, all at the same time, because each takes
+long.
+"""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -22,7 +24,7 @@ _MAX_CONNECTIONS = 1000
 
 
 class Started(Frozen, Generic[Opened]):
-    """Running engines, an open retriever or embedder, and connections for calls of models."""
+    """Running engines, an open retriever or embedder, and connections for model calls."""
 
     engines: Mapping[str, str]
     """Base URLs by engine name."""
@@ -45,8 +47,8 @@ async def open_upstreams(
     """Start the engines that the config's roles and `also` need, and open a retriever or an
     embedder at the same time. Then open connections to all models.
 
-    `opened`: returns the context manager of the retriever or embedder; takes the argument
-    `cpu_threads`, as `engine` does. `also`: further roles, such as a judge. `readiness`: is
+    `opened`: function with the argument `cpu_threads` (number of threads), which returns a context
+    manager for the retriever or embedder. `also`: further roles, such as a judge. `readiness`: is
     notified when an engine goes down, and when it is up again. Raises `BadConfig` or `BadIndex`.
     """
     served: dict[str, dict[str, None]] = {}
@@ -83,9 +85,9 @@ async def open_upstreams(
 
 
 def _needed_by(config: Config, engine: str) -> list[Need]:
-    """Return the roles that cannot work without this engine: neither the role nor one of its
-    fallbacks has another endpoint. While the engine is down, the gateway is not ready for these
-    roles.
+    """Return the roles that cannot work without this engine, because neither the role nor a
+    fallback of the role has another endpoint. While the engine is down, the gateway is not ready
+    for these roles.
     """
     roles = config.roles.by_name
 

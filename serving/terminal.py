@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rolegate.client.text import SHOWN, visible
 
 _PIPE_WIDTH = 4000
-"""Width of tables that are not printed on a terminal, in characters."""
+"""Width of a table in characters, if the table is not printed on a terminal."""
 
 
 def table_console() -> Console:
     """Return a console for tables on standard output. If standard output is not a terminal, rows
-    are not wrapped, so that each row is one line for `grep`. The environment variable COLUMNS sets
-    another width, in characters.
+    are not wrapped, so that each row is one line for `grep`. If the environment variable COLUMNS is
+    set, it is the width of the console in characters.
     """
     is_wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=_PIPE_WIDTH if is_wide else None)
@@ -50,9 +50,9 @@ def progress_bar() -> Progress:
 
 
 class _Visible(FileProxy):
-    """Standard output for `print`, in which control characters are made visible. rich bypasses this
-    object and writes to the underlying stream, because rich's styles are control sequences that
-    must not be changed.
+    """Standard output for `print`: a stream that makes control characters visible. rich bypasses
+    this object and writes to the underlying stream, because rich's styles are control sequences
+    that must not be changed.
     """
 
     def __init__(self, stream: TextIO) -> None:

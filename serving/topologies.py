@@ -28,8 +28,8 @@ from router.trace.values import TopologyName
 from serving.config.config import Config, RoleConfig, SearchConfig, TableRoleConfig
 
 _TABLE_CHARS = 100_000
-"""Max characters of an executor's report on rows of a table. It is high, because the model's max
-tokens already limit the rows of a report.
+"""Max characters of an executor's report on rows of a table. The limit is high, because the model's
+max tokens already limit the rows of a report.
 """
 PROMPTS = Path(__file__).parent / "prompts" / "full"
 """Folder of the shipped prompts for general-purpose models."""
@@ -45,9 +45,9 @@ def condenser_config(config: Config) -> RoleConfig:
 
 
 def manager_configs(config: Config) -> dict[str, RoleConfig]:
-    """Return the role config of each manager, by the manager's name: its own role, or if it has
-    none, `[roles.delegation]` with the shipped prompt for managers. A prompt of the manager
-    replaces the prompt of either.
+    """Return the role config of each manager, by the manager's name: `[managers.NAME.role]`, or if
+    that table is missing, `[roles.delegation]` with the shipped prompt for managers. If the key
+    `managers.NAME.prompt` is set, it replaces the prompt.
     """
     other = replace(config.roles.delegation, prompt=str(PROMPTS / "manager.txt"), fallbacks=())
     configs = {}
@@ -93,7 +93,8 @@ def new_host(
 ) -> Topology:
     """Return the topology `host`, which has three layers: delegator, managers, and executors (the
     managers' workers). `roles`: the three roles by name. `own`: the managers' roles by name.
-    `workers`, `with_tools`: see `new_managers`.
+    `workers`: the executor of managers without tools. `with_tools`: the executors of managers with
+    tools, by the manager's name.
     """
     hosted = {**roles, "delegation": _with_managers(config, roles["delegation"])}
     own = _with_others(config, own)
@@ -104,9 +105,7 @@ def new_host(
 
 
 def _named(managers: Mapping[str, Role]) -> dict[str, Role]:
-    """Return the managers' roles under the names `managers.NAME`, so that they cannot be confused
-    with other roles.
-    """
+    """Return the managers' roles under the names `managers.NAME`, which no other roles have."""
     return {f"managers.{name}": role for name, role in managers.items()}
 
 
@@ -124,8 +123,8 @@ def _with_others(config: Config, managers: Mapping[str, Role]) -> dict[str, Role
 
 
 def _about_managers(config: Config, file: str, but: str = "") -> str:
-    """Return the instructions in a file of `PROMPTS`, with a list of all managers except the one
-    named `but`. Empty if there are no managers to list.
+    """Return the instructions in a file of `PROMPTS`, with a list of all managers except the
+    manager `but`. Empty if there are no managers to list.
     """
     listed = "\n".join(
         f"- {name}: {manager.about}" for name, manager in config.managers.items() if name != but
@@ -150,9 +149,9 @@ def new_worker(
     """Return an executor for questions and tables, which searches with `retriever`, calls `tools`,
     or both.
 
-    `limits`: limits of searches and turns; None for those in the config. `manager`: name of the
-    manager for which the executor works; empty for none. If given, the executor's instructions list
-    the other managers.
+    `limits`: limits of searches and turns; None for the limits in the config. `manager`: name of
+    the manager for which the executor works; empty for none. If it is not empty, the executor's
+    instructions list the other managers.
     """
     others = _about_managers(config, "escalate.txt", but=manager) if manager else ""
     in_tables = _with_instructions(_in_tables(role, config.roles.table_execution), others)
@@ -175,9 +174,10 @@ def new_tables(
 ) -> tuple[WideSearch, dict[str, Role]]:
     """Return the search that fills tables, and its roles by name.
 
-    `searched`: the indexes, or the only index. The values of the table's conditions are searched
-    there, to find rows that no executor has reported. `managing`: the managers' roles by name;
-    empty to fill tables without managers. `with_tools`: see `new_managers`.
+    `searched`: the indexes, or a single index. To find rows that no executor has reported, values
+    in the table's conditions are searched there. `managing`: the managers' roles by name; empty to
+    fill tables without managers. `with_tools`: the executors of managers with tools, by the
+    manager's name.
     """
     in_tables = (PROMPTS / "table_manager.txt").read_text("utf-8").strip()
     managing = {
@@ -205,8 +205,8 @@ def new_tables(
 
 
 def _in_tables(role: Role, config: TableRoleConfig) -> Role:
-    """Return a role whose prompt and `max_tokens`, and those of its fallbacks, are replaced by the
-    ones for tables.
+    """Return `role` with the prompt and `max_tokens` for tables. The role's fallbacks are changed
+    in the same way.
     """
     path = Path(config.prompt or PROMPTS / f"table_{role.name}.txt")
     max_tokens = config.max_tokens or role.sampling.max_tokens

@@ -1,4 +1,4 @@
-"""`rolegate keys` and `rolegate tenants`: manage API keys, and limits and settings of tenants."""
+"""`rolegate keys` and `rolegate tenants`: manage API keys, and limits and settings for tenants."""
 
 import argparse
 import asyncio
@@ -56,10 +56,10 @@ the command calls a running gateway instead; ROLEGATE_API_KEY must hold an opera
 """
 _TENANTS = """Manage what each tenant may spend, and what is stored of its runs.
 
-Tenants are stored in the store that the config names. Requests without a key, or with an operator's
-key, count for the tenant `default`. Limits per day and month use days and months in UTC. With
---address, the command calls a running gateway instead; ROLEGATE_API_KEY must hold an operator's
-key.
+Callers with an API key of a tenant see only the tenant's runs, and share its limits. Requests
+without a key, or with an operator's key, count for the tenant `default`. Limits per day and month
+use days and months in UTC. Tenants are stored in the store that the config names. With --address,
+the command calls a running gateway instead; ROLEGATE_API_KEY must hold an operator's key.
 """
 
 
@@ -85,7 +85,7 @@ USDLimit = Annotated[int, reads(partial(_limit, in_dollars=True), "USD")] | None
 
 
 class AccountOptions(StoreOptions):
-    """Options of those commands on keys and tenants that print JSON with --json."""
+    """Base class for options of the commands on keys and tenants: adds --json."""
 
     json: bool = False
     """Print JSON."""
@@ -97,7 +97,7 @@ class CreateKeyOptions(AccountOptions):
     tenant: TenantName | None = None
     """Create the key for this tenant (default: an operator's key, which sees all tenants)."""
     scope: tuple[KeyScope, ...] = ()
-    """Give the key these scopes (default: ask; for an operator's key, all scopes)."""
+    """Give the key these scopes (default: the scope `ask`, or for an operator's key all scopes)."""
     label: str = ""
     """Show this note next to the key in `keys list`."""
 
@@ -106,8 +106,8 @@ class KeyOptions(AccountOptions, kw_only=True):
     """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
-    """Identifier of the key, as `keys list` shows it. It is also the part of the key between `rg_`
-    and the next `_`.
+    """Identifier of the key: the text between `rg_` and the next `_` in the key. `keys list` shows
+    it.
     """
 
 
@@ -115,14 +115,16 @@ class RotateKeyOptions(KeyOptions):
     """Options of `keys rotate`."""
 
     grace: Span = 0.0
-    """Keep the old key valid for this time, such as 12h or 7d (default: revoke the old key)."""
+    """Keep the old key valid for this time, such as 12h or 7d (default: revoke the old key
+    immediately).
+    """
 
 
 class ExpireKeyOptions(KeyOptions):
     """Options of `keys expire`."""
 
     after: Annotated[Span, exclusive("expiry")] | None = None
-    """Let the key expire after this time from now, such as 12h or 30d."""
+    """Time from now after which the key expires, such as 12h or 30d."""
     never: Annotated[bool, exclusive("expiry")] = False
     """Remove the expiry: the key is valid until it is revoked."""
 
@@ -164,8 +166,8 @@ def keys(arguments: Sequence[str]) -> int:
 
 def _run(work: Callable[[AsyncClient, Any], Any], options: StoreOptions) -> int:
     """Run the coroutine function `work` with a client and `options`, and return 0. The client calls
-    the gateway at `options.address`. Without an address, it uses the config's store directly, which
-    is created if it does not exist. Raises `GatewayError`.
+    the gateway at `options.address`. Without an address, the client works on the config's store; a
+    missing store is created. Raises `GatewayError`.
     """
     errors_only()
 
@@ -211,7 +213,7 @@ async def _create(client: AsyncClient, options: CreateKeyOptions) -> None:
 
 
 async def _rotate(client: AsyncClient, options: RotateKeyOptions) -> None:
-    """Replace a key by a new one with the same tenant, scopes, label, limits and expiry."""
+    """Replace a key by a new key with the same tenant, scopes, label, limits and expiry."""
     rotated = await client.rotate_key(options.key_id, options.grace)
     _show_created(rotated, options)
     if not options.json:
@@ -304,9 +306,9 @@ async def _limit_key(client: AsyncClient, options: LimitKeyOptions) -> None:
 async def _audit(client: AsyncClient, options: AuditOptions) -> None:
     """Print the audit log, one line of JSON for each event, newest event first.
 
-    An event is a change of a key, a tenant or an executor version: what was changed, by which key,
-    and from where. The log has the events of all gateways that share the store, and of commands
-    that opened the store.
+    Each event is a change of a key, a tenant or an executor version. Its line says what was
+    changed, by which key, and from where. The log has the events of all gateways that share the
+    store, and of commands that opened the store.
     """
     for event in (await client.audit(options.limit)).events:
         print(json_of(event))
@@ -364,13 +366,15 @@ class SetTenantOptions(NamedTenantOptions):
     runs_in_flight: Limit = UNSET
     """Max concurrent runs; `none` removes the limit."""
     redact: bool | UnsetType = UNSET
-    """Store only the figures of the tenant's runs, such as tokens and times, and none of their
-    texts (a new tenant: also the texts).
+    """Store no texts of the tenant's runs, only figures such as token counts and times. A new
+    tenant has --no-redact, which stores the texts too.
     """
     indexes: tuple[Name, ...] | UnsetType = msgspec.field(default=UNSET, name="index")
-    """Let the tenant search only these indexes of the config (a new tenant: only `default`)."""
+    """Let the tenant search only these indexes of the config. A new tenant may search only
+    `default`.
+    """
     training: bool | UnsetType = UNSET
-    """Allow executors to be trained on the tenant's runs (a new tenant: allowed)."""
+    """Allow executors to be trained on the tenant's runs. For a new tenant, this is allowed."""
 
 
 def tenants(arguments: Sequence[str]) -> int:
@@ -394,8 +398,8 @@ async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
     Settings whose options are not given do not change; the value `none` removes a limit. A running
     gateway applies new limits from the next request on.
 
-    No limit is ever exceeded: before each model call, the gateway reserves the most that the call
-    can cost.
+    No limit is ever exceeded: before each model call, the gateway reserves the highest cost that
+    the call can have.
     """
     changes = {name: value for name in SETTINGS if (value := getattr(options, name)) is not UNSET}
     changed = await client.update_tenant(
@@ -445,7 +449,7 @@ async def _show_tenant(client: AsyncClient, options: NamedTenantOptions) -> None
 
 
 def _limits(tenant: Tenant) -> Iterator[str]:
-    """Yield each limit that is set as text, such as "tokens-per-day 2,000,000"."""
+    """Yield a text such as "tokens-per-day 2,000,000" for each limit that the tenant has."""
     for name, limit in msgspec.structs.asdict(tenant).items():
         if isinstance(limit, int) and not isinstance(limit, bool):
             shown = dollars(limit) if "usd" in name else f"{limit:,}"

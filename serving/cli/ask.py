@@ -87,10 +87,11 @@ class TermsOptions(GatewayOptions):
     max_cost_usd: Dollars | None = None
     """Spend at most this many dollars (default: no limit)."""
     no_cache: bool = False
-    """Search for every sub-query again, instead of reusing the reports that other runs got for it.
+    """Search for every sub-query again; do not reuse reports of other runs on the same sub-query.
     """
     json: bool = False
-    """Print JSON: the result, or with --stream one line for each event."""
+    """Print the result as JSON. With `ask --stream`, print one line of JSON for each event instead.
+    """
 
 
 def terms(options: GatewayOptions, kind: type[Terms]) -> Terms:
@@ -110,7 +111,8 @@ def terms(options: GatewayOptions, kind: type[Terms]) -> Terms:
 @contextmanager
 def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
     """Yield a client of the gateway at `options.address`. Without an address, start a gateway that
-    stops when the context ends, or use the gateway that already uses the config's store.
+    stops when the context ends. If another gateway already uses the config's store, yield a client
+    of that gateway instead.
 
     `progress`: console that shows the steps of the start. Raises `BadConfig` or `BadIndex` if the
     gateway cannot start. Raises `StoreInUse` if another gateway uses the store, but does not
@@ -154,7 +156,7 @@ def reached(options: GatewayOptions, progress: Console) -> Iterator[Client]:
 
 
 _STARTING_S = 0.3
-"""Seconds between attempts to start a gateway while another one starts with the same store."""
+"""Seconds between attempts to start a gateway, while another gateway starts with the same store."""
 
 
 class AskOptions(TermsOptions, kw_only=True):
@@ -166,12 +168,13 @@ class AskOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """The question, in plain words."""
     topology: TopologyName | None = None
-    """Roles that search: with factorized (default), a delegator splits the question into
-    sub-queries for executors; host adds managers between them.
+    """Models that work on the question (default: factorized). factorized: a delegator splits the
+    question into sub-queries, and executors search for these. host: managers between the delegator
+    and the executors split the sub-queries again.
     """
     language: Name = ""
     """Language of the answer, such as German (default: answer.language of the gateway's config, or
-    else that of the question).
+    if that is not set, the language of the question).
     """
     length: Length | None = None
     """Length of the answer (default: answer.length of the gateway's config)."""
@@ -198,8 +201,9 @@ Opened = TypeVar("Opened")
 
 @contextmanager
 def in_background(service: AbstractAsyncContextManager[Opened]) -> Iterator[Opened]:
-    """Open `service`, yield its value, and close it when the context ends. Its event loop runs in
-    another thread meanwhile. Exceptions of opening and closing are raised in the caller's thread.
+    """Open `service`, yield its value, and close it when the context ends. Until then, the event
+    loop of `service` runs in another thread. Exceptions of opening and closing are raised in the
+    caller's thread.
 
     If the user presses Ctrl-C while `service` opens or closes, asyncio cancels the opening or
     closing, waits until it has ended, and raises `KeyboardInterrupt`.
@@ -245,7 +249,7 @@ class ChatOptions(GatewayOptions):
 
     language: Name = ""
     """Language of the answers, such as German (default: answer.language of the gateway's config, or
-    else that of the question).
+    if that is not set, the language of the question).
     """
     length: Length | None = None
     """Length of the answers (default: answer.length of the gateway's config)."""
@@ -314,8 +318,8 @@ def chat(arguments: Sequence[str]) -> int:
 
 
 def _lines() -> Iterator[str]:
-    """Yield the lines of standard input, without surrounding spaces, until it ends or a line is
-    `/quit` or a synonym. In a terminal, a prompt is shown, and lines can be edited.
+    """Yield the lines of standard input, without surrounding spaces. Stop at the end of the input,
+    or at `/quit` or a synonym. In a terminal, a prompt is shown, and lines can be edited.
     """
     prompt = ""
     if sys.stdin.isatty():

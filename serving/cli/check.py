@@ -34,7 +34,7 @@ _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/
 
 
 class CheckOptions(ConfigOptions):
-    """Find the problems of a config.
+    """Find problems in a config.
 
     With --live, also send a few small requests to its models, embedder and index, list the tools of
     its MCP servers, and estimate what one question costs.
@@ -42,7 +42,7 @@ class CheckOptions(ConfigOptions):
 
     live: Annotated[bool, exclusive("way")] = False
     """Send small requests to the models of the roles, the embedder, the index of [retrieval], the
-    reranker and the tool servers. vLLM engines are started for that.
+    reranker and the tool servers. Start the config's vLLM engines first.
     """
     allow_missing: Annotated[bool, exclusive("way")] = False
     """Exit with status 0 even if API keys or packages are missing, or an index must be built."""
@@ -54,8 +54,8 @@ class CheckOptions(ConfigOptions):
 
 
 def check(arguments: Sequence[str]) -> int:
-    """Run `rolegate check`; return the exit status. It is 1 if the config has a problem, something
-    that it needs is missing, or a probe failed.
+    """Run `rolegate check`; return the exit status. It is 1 if the config has a problem, a request
+    of --live failed, or an API key, package or index is missing (see --allow-missing).
     """
     options = parse(CheckOptions, "check", arguments)
     errors_only()
@@ -84,7 +84,7 @@ def check(arguments: Sequence[str]) -> int:
         )
         return int(not works)
 
-    # Gaps come first, so that errors stay on the screen
+    # Print the documents that the index lacks first, so that errors stay on the screen
     if gaps:
         print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     if live is not None:
@@ -196,8 +196,8 @@ def _show(console: Console, live: LiveCheck) -> None:
 
 
 def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
-    """Return a table with the number of calls, tokens and dollars that one question takes, for each
-    role. Each number is a range, from a typical question to the most expensive one.
+    """Return a table of what one question costs, in calls, tokens and dollars, with a row for each
+    role. Each figure is a range, from a typical question to the most expensive question.
     """
     rows = []
     for name, role in roles.items():
@@ -212,7 +212,7 @@ def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
 
 def _dollars(roles: Sequence[RoleCheck]) -> str:
     """Return the cost of one question over `roles` as text: a range from a typical question to the
-    most expensive one, or "unknown" if a model has no known price.
+    most expensive question, or "unknown" if a model has no known price.
     """
     prices = [role.dollars for role in roles]
     if None in prices:

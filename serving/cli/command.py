@@ -37,9 +37,10 @@ from serving.field_docs import field_docs
 from serving.terminal import complain
 
 POSITIONAL = Meta(extra={"positional": True})
-"""Marks a field that is a positional argument, not an option with a name."""
+"""Mark for a field that is a positional argument, not an option with a name."""
 CONFIG = Path("rolegate.toml")
-"""Config file in the working directory that commands use without --config, if it exists."""
+"""Config file that commands use without --config and --preset, if it is in the working directory.
+"""
 _METAVARS = {IntType: "N", FloatType: "X", CustomType: "PATH"}
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -47,16 +48,15 @@ _Groups: TypeAlias = "defaultdict[str, argparse._MutuallyExclusiveGroup]"
 
 
 def exclusive(group: str) -> Meta:
-    """Return a mark for mutually exclusive options. A command line may contain at most one option
-    of each `group`.
+    """Return a mark (metadata for `Annotated`) for mutually exclusive options. A command line may
+    contain at most one option of each `group`.
     """
     return Meta(extra={"group": group})
 
 
 def reads(read: Callable[[str], object], metavar: str) -> Meta:
-    """Return a mark for an option whose text is converted to a value by `read`, which raises
-    `argparse.ArgumentTypeError` or `BadConfig` for invalid text. `metavar`: name of the value in
-    the help.
+    """Return a mark for an option whose text `read` converts to a value. For invalid text, `read`
+    raises `argparse.ArgumentTypeError` or `BadConfig`. `metavar`: name of the value in the help.
     """
     return Meta(extra={"type": read, "metavar": metavar})
 
@@ -73,7 +73,7 @@ def run_subcommand(
     arguments: Sequence[str],
     run: Callable[[Callable[..., Any], Any], int | None] = lambda work, options: work(options),
 ) -> int:
-    """Run the subcommand of `rolegate GROUP` that `arguments` begin with; return its exit status.
+    """Run a subcommand of `rolegate GROUP`; return its exit status. `arguments[0]` is its name.
 
     `about`: description of the group. `commands`: functions by the name of their subcommand. The
     docstring of a function is the help of its subcommand, and the type of its parameter `options`
@@ -97,9 +97,9 @@ def run_async(work: Callable[[Any], Coroutine[Any, Any, Any]], options: Any) -> 
 def chosen_command(
     group: str, about: str | None, summaries: Mapping[str, str], arguments: Sequence[str]
 ) -> str:
-    """Return the name of the subcommand of `rolegate GROUP` that `arguments` begin with.
-    `summaries`: line of `--help` on each subcommand, by the subcommand's name. Exits the process
-    after `--help`, and for an unknown subcommand.
+    """Return `arguments[0]`, the name of a subcommand of `rolegate GROUP`. `summaries`: the line
+    about each subcommand in `--help`, by the subcommand's name. Exits the process after `--help`,
+    and for an unknown subcommand.
     """
     parser = new_parser(group, about)
     choices = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -126,7 +126,7 @@ def parse(
     command's description (default: the struct's docstring).
 
     The struct may have a class variable `NEEDS`. It maps the name of an option to the name of
-    another option, without which the first has no effect and is refused.
+    another option. Without the other option, the first option has no effect and is refused.
 
     Raises `BadConfig` for a value that its field does not accept. Exits the process, as argparse
     does, after `--help` and for unknown, missing or badly written options.
@@ -181,19 +181,20 @@ def _add_config(group: argparse._MutuallyExclusiveGroup) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"read this TOML file (default: {CONFIG} in this folder, or else the preset mini)",
+        help=f"read this config, a TOML file (default: ./{CONFIG}, or else the preset mini)",
     )
     group.add_argument(
         "--preset",
         metavar="NAME",
-        help="use a config that ships with rolegate, such as mini",
+        help="use the config of this name that ships with rolegate, such as mini",
     )
 
 
 def _default_config(name: str | None) -> Path:
     """Return the config file to use without --config: the file of the preset `name`. If `name` is
-    None, return `rolegate.toml` in the working directory if it exists, else the file of the preset
-    `mini`, and print on standard error which of the two. Raises `BadConfig` for an unknown preset.
+    None, return `rolegate.toml` in the working directory, or if that does not exist, the file of
+    the preset `mini`; print on standard error which file is used. Raises `BadConfig` for an unknown
+    preset.
     """
     if name is None and CONFIG.is_file():
         complain(f"rolegate: the config is {CONFIG.resolve()}")
@@ -242,8 +243,8 @@ def _add_option(
 
 
 def _value_settings(kind: Type, default: object) -> dict[str, Any]:
-    """Return the arguments of `add_argument` that follow from the type of a field, such as
-    `choices`. `default`: the field's default.
+    """Return arguments of `add_argument`, such as `choices`, for an option with a value of type
+    `kind`. `default`: default of the option.
     """
     if isinstance(kind, BoolType) and default is False:
         return {"action": "store_true"}

@@ -36,8 +36,8 @@ class UploadOptions(JSONConnectionOptions, kw_only=True):
     name: Name = ""
     """Store the file under this name, such as contracts/acme.pdf (default: the file's name)."""
     wait: bool = False
-    """Wait until searches find the documents. If some could not be read, show them, and exit with
-    status 1.
+    """Wait until searches find the documents. If some documents could not be read, show them, and
+    exit with status 1.
     """
 
 
@@ -76,7 +76,7 @@ def _upload(client: Client, options: UploadOptions) -> bool:
 
 
 def _list(client: Client, options: JSONConnectionOptions) -> None:
-    """List documents: whether they are in the index, and which parts of them were not read."""
+    """List documents, each with its state in the index and the parts of it that were not read."""
     documents = list(client.list_documents())
     rows = (
         (

@@ -12,9 +12,8 @@ from rich.text import Text
 def new_table(
     columns: Iterable[Column | str], rows: Iterable[Iterable[object]] = (), *, texts: int = 1
 ) -> Table:
-    """Return a table of `rows` in the style that all commands use. `texts`: number of columns that
-    hold text. These come first, and are aligned left; the others hold figures, and are aligned
-    right.
+    """Return a table of `rows` in the style that all commands use. The first `texts` columns hold
+    text, and are aligned left. The other columns hold figures, and are aligned right.
     """
     table = Table(*columns, box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for number, column in enumerate(table.columns):

@@ -55,7 +55,7 @@ from serving.terminal import progress_bar
 
 
 class EmbedderOptions(Options):
-    """Options that choose an embedder. The default is all-MiniLM-L6-v2, run in this process."""
+    """Options that choose an embedder. By default, all-MiniLM-L6-v2 runs in this process."""
 
     embedder_url: Annotated[str, shown_as("URL")] | None = None
     """Embed at this OpenAI-compatible endpoint, http://…/v1 (default: MiniLM in this process)."""
@@ -72,7 +72,7 @@ class EmbedderOptions(Options):
 
 
 def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
-    """Return the options as a section `[retrieval.embedder]` of a config."""
+    """Return the options as the table `[retrieval.embedder]` of a config."""
     return EmbedderConfig(
         base_url=options.embedder_url,
         model=options.embedder_model,
@@ -88,17 +88,19 @@ class BuildOptions(EmbedderOptions, kw_only=True):
 
     config: Path
     paths: Annotated[tuple[Path, ...], POSITIONAL] = ()
-    """Files and folders to index (default: the documents that the config names)."""
+    """Files and folders to index (default: the documents of the index in the config)."""
     out: Folder | None = None
-    """Write the index to this folder; needed with PATHS."""
+    """Write the index to this folder; required with PATHS, and only allowed with PATHS."""
     index: Name = DEFAULT_INDEX
-    """Build this index of the config: NAME of a table [indexes.NAME], or default for the index of
-    [retrieval].
+    """Build the index of the table [indexes.NAME] of the config (default: the index of
+    [retrieval]).
     """
     chunk_tokens: PassageTokens = 200
-    """Max tokens of a passage, counted with the embedder's tokenizer."""
+    """Max tokens of a passage, counted with the embedder's tokenizer; needs PATHS."""
     lexical: bool = False
-    """Also store word statistics, so that searches can combine BM25 with vector search."""
+    """Also store word statistics, so that searches can combine BM25 with vector search; needs
+    PATHS.
+    """
     ray: str | None = None
     """Embed with MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of the head
     node (default: embed in this process).
@@ -118,7 +120,7 @@ class AdoptOptions(EmbedderOptions, kw_only=True):
     faiss: File
     """FAISS file with the vectors, written by faiss.write_index."""
     corpus: Annotated[Path, shown_as("FILE.jsonl")]
-    """File of the indexed texts (JSON lines), in the order of the vectors."""
+    """JSON-lines file with the indexed texts, in the order of the vectors."""
     out: Folder
     """Write the index to this new folder."""
 
@@ -135,9 +137,9 @@ def index(arguments: Sequence[str]) -> int:
 
 
 def _retrieval(options: BuildOptions) -> tuple[RetrievalConfig, Mapping[str, EngineConfig]]:
-    """Return the settings of the index to build, and the vLLM engines that its embedder may run on.
-    If PATHS are given, the settings come from the options; otherwise, they come from the config.
-    Raises `BadConfig` if the options contradict each other or the config.
+    """Return the settings of the index to build, and the config's vLLM engines by name. If PATHS
+    are given, the settings come from the options, and there are no engines. Otherwise, both come
+    from the config. Raises `BadConfig` if the options contradict each other or the config.
     """
     if options.paths:
         if options.out is None:
@@ -174,9 +176,9 @@ async def _build(options: BuildOptions) -> None:
     """Index documents, or only what changed since the last build.
 
     Read files and folders (text, Markdown, HTML, PDF, office documents, mail, CSV, JSON), split the
-    texts into passages at sentence ends, and embed the passages. Without PATHS, the documents and
-    all other settings are those of the config. An interrupted build continues where it stopped.
-    Running gateways that serve the index switch to the new one by themselves.
+    texts into passages at sentence ends, and embed the passages. Without PATHS, the config names
+    the documents and all other settings. An interrupted build continues where it stopped. Running
+    gateways switch to the new index by themselves.
 
     A file that cannot be read, or takes too much time or memory, is reported and skipped. So is a
     symbolic link that leads out of its folder. Rows of JSON lines and Parquet must have the fields
@@ -205,7 +207,9 @@ class _MiniLMOnRay(MiniLM):
         self._workers = workers
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """See `Embedder.embed`. Also raises `RolegateError` if workers die too often."""
+        """Embed texts on the workers, as `Embedder.embed` specifies. Raises `RolegateError` if a
+        worker dies four times.
+        """
         calls = [
             worker.embed.remote(texts[start : start + BATCH], queries=queries)
             for worker, start in zip(
@@ -299,7 +303,7 @@ class RetrieveOptions(EmbedderOptions, kw_only=True):
     """Options of `retrieve serve`."""
 
     index: Folder
-    """Folder that `index build` wrote."""
+    """Folder of the index, which `index build` or `index adopt` wrote."""
     address: HostPort = "127.0.0.1:50552"
     """Listen for gRPC at this address."""
     http: HostPort = "127.0.0.1:50553"

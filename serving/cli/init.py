@@ -38,13 +38,14 @@ class InitOptions(Options):
     base_url: Value | None = None
     """Base URL of the models: an OpenAI-compatible address that ends in /v1."""
     backbone: Value | None = None
-    """Model that splits the question into sub-queries; choose the best one that you have."""
+    """Model that splits the question into sub-queries; choose the best model that you have."""
     executor: Value | None = None
     """Model that searches and reads; a small, fast model is enough."""
     answerer: Value | None = None
     """Model that writes the answer from the reports."""
     key_env: Value | None = None
-    """Name of the environment variable that holds the API key, such as OPENAI_API_KEY; not the key.
+    """Name of the environment variable that holds the API key, such as OPENAI_API_KEY (not the key
+    itself).
     """
     embedder: Value | None = None
     """Embedder: minilm (runs in the gateway), or a model of an OpenAI-compatible server."""
@@ -80,7 +81,8 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
 
     def settled(name: str, default: object, choices: list[str] | None = None) -> str:
         """Return the value of the option `name`. If the option is not given, ask the user, and
-        offer `default`. If not `asking` or if `default` is None, return the default instead.
+        offer `default`. If `asking` is False or `default` is None, do not ask: return `default`, or
+        "" for None.
         """
         answer = getattr(options, name) or None
         if answer is None and asking and default is not None:
@@ -94,7 +96,7 @@ def _write(options: InitOptions, *, asking: bool) -> Config:
     backbone = document["roles"]["delegation"]
     embedder = document["retrieval"]["embedder"]
     answers = {"base_url": settled("base_url", backbone.get("base_url"))}
-    # A role that has the backbone's model in the preset gets the new backbone's model by default
+    # If a role has the backbone's model in the preset, its default is the new backbone's model
     for name, role in _ROLES.items():
         model = document["roles"][role]["model"]
         answers[name] = settled(

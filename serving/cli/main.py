@@ -23,13 +23,13 @@ _COMMANDS = {
     "index": "build an index of documents",
     "documents": "upload documents to a running gateway, and list and delete them",
     "serve": "run the gateway until stopped",
-    "ask": "ask a question at a running gateway, or at one started for it",
-    "table": "fill a table at a running gateway, or at one started for it",
+    "ask": "ask a question; without --address, start a gateway for it",
+    "table": "fill a table; without --address, start a gateway for it",
     "chat": "ask one question after another",
     "search": "search a running gateway's index",
     "mcp": "let agents ask a running gateway (Model Context Protocol)",
     "runs": "list, show and cancel runs, and export their traces",
-    "usage": "show tokens and cost, and compare them with the engines' counters",
+    "usage": "show tokens and cost, and compare the tokens with the engines' counters",
     "keys": "create, list and revoke API keys",
     "tenants": "limit what each tenant may spend",
     "versions": "try, promote and roll back versions of the executor (the model that searches)",
@@ -37,11 +37,12 @@ _COMMANDS = {
     "retrieve": "serve an index to other processes",
 }
 _MODULES = {"chat": "ask", "retrieve": "index", "keys": "accounts", "tenants": "accounts"}
-"""Modules of the commands that have no module of the same name. Each command is the function of its
-name in its module. A module is imported only when one of its commands is called.
+"""Modules of commands, if the module and the command have different names. Each command is a
+function in its module, under the command's name. A module is imported only when one of its commands
+is called.
 """
 _GROUP = "rolegate.commands"
-"""Group of entry points by which other packages add commands. Each entry point is a function that
+"""Entry-point group in which other packages register commands. Each entry point is a function that
 takes the command-line arguments and returns the exit status. It is loaded only when its command is
 called.
 """
@@ -49,7 +50,7 @@ _ABOVE = {
     "sft": "train the executor on logged runs",
     "bench": "measure answers and what they cost",
 }
-"""Summaries of the commands that the packages `executor_sft` and `benchmarks` add by `_GROUP`."""
+"""Summaries of commands that the packages `executor_sft` and `benchmarks` register in `_GROUP`."""
 
 
 def _silence_libraries() -> None:
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         atexit.register(_silence_libraries)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC prints errors that we print too
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC also prints these errors
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
         prog="rolegate",

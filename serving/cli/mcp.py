@@ -36,7 +36,7 @@ _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 
 
 class HistoryMessage(BaseModel, extra="forbid"):
-    """A message of the conversation before a question."""
+    """A message of the conversation that precedes the question."""
 
     role: Literal["user", "assistant"]
     content: str
@@ -119,8 +119,8 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
         index: _Index = _NONE,
         filter: _Filter = _NONE,
     ) -> CallToolResult:
-        """Find all things of one kind in the indexed documents, and return a table of them with a
-        value for each column, and with the sources.
+        """Find all things of one kind in the indexed documents. Return a table with a row for each
+        thing, a value for each column, and the sources of the values.
         """
         try:
             stream = client.stream_table(
@@ -144,8 +144,8 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
         index: _Index = _NONE,
         filter: _Filter = _NONE,
     ) -> CallToolResult:
-        """Find the passages of the indexed documents that are nearest in meaning to a query,
-        best first.
+        """Search the indexed documents. Return the passages nearest in meaning to a query, best
+        first.
         """
         try:
             only = document_filter(filter)
@@ -174,7 +174,7 @@ def mcp_server(client: AsyncClient, timeout_s: float | None) -> MCPServer:
 
 async def _followed(stream: AsyncStream[Any], context: Context[Any, Any]) -> Any:
     """Report the events of a run as the progress of the tool call; return the run's result.
-    `stream`: the events, the last of which contains the result.
+    `stream`: the events; the last event contains the result.
     """
     async with stream as events:
         async for event in events:

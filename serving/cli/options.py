@@ -36,8 +36,8 @@ def json_of(value: object) -> str:
 
 
 def show_each(items: Sequence[object], table: Callable[[], object], *, as_json: bool) -> None:
-    """If `as_json`, print one line of JSON for each item; otherwise, print the table that `table`
-    returns. `table`: returns a table of all items.
+    """Print one line of JSON for each item if `as_json`, else the table that `table` returns.
+    `table`: returns a table of all items.
     """
     if as_json:
         for item in items:
@@ -123,8 +123,8 @@ def check_new_file(
     force: bool = True,
 ) -> None:
     """Raise `BadConfig` if a command must not or cannot write `file`. `name`: option that names the
-    file. `suffixes`: allowed endings of the file's name; empty to allow all. `force`: True to allow
-    that an existing file is replaced.
+    file. `suffixes`: allowed endings of the file's name; empty to allow all. `force`: whether an
+    existing file may be replaced.
     """
     problem = ""
     if suffixes and file.suffix not in suffixes:
@@ -148,7 +148,9 @@ _PROPERTIES = {
     "date>=": ["from_date"],
     "date<=": ["to_date"],
 }
-"""Fields of a `DocumentFilter` that a text such as `date>=2026` sets, by the text's beginning."""
+"""Fields of a `DocumentFilter` that are set by a text such as `date>=2026`. The keys are beginnings
+of such texts.
+"""
 
 
 def document_filter(properties: Iterable[str]) -> DocumentFilter:
@@ -199,7 +201,8 @@ class CertificateOptions(Options):
     """Options of a connection to a gateway."""
 
     ca: File | None = None
-    """Use TLS, and trust this CA certificate, a PEM file (default: no TLS without --certificate).
+    """Use TLS, and trust only this CA certificate, a PEM file (default: no TLS; with --certificate,
+    TLS with the CAs that gRPC trusts by itself).
     """
     certificate: File | None = None
     """Use TLS, and send this client certificate, a PEM file; needs --key."""
@@ -212,8 +215,8 @@ class StoreOptions(CertificateOptions):
 
     config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
-    """Call the running gateway at this address instead of using a config. The environment variable
-    ROLEGATE_API_KEY holds the API key.
+    """Call the running gateway at this address instead of using a config. The API key is taken from
+    the environment variable ROLEGATE_API_KEY.
     """
 
 
@@ -221,8 +224,8 @@ class ConnectionOptions(CertificateOptions):
     """Options of commands that call a running gateway."""
 
     address: HostPort = ADDRESS
-    """Connect to the gateway at this address. The environment variable ROLEGATE_API_KEY holds the
-    API key.
+    """With the API key in the environment variable ROLEGATE_API_KEY, call the running gateway at
+    this address.
     """
 
 
@@ -230,7 +233,7 @@ class JSONConnectionOptions(ConnectionOptions):
     """Options of commands that call a running gateway, and print JSON with --json."""
 
     json: bool = False
-    """Print one line of JSON for each item."""
+    """Print JSON, one line for each item."""
 
 
 class PeriodOptions(ConnectionOptions):
@@ -238,12 +241,12 @@ class PeriodOptions(ConnectionOptions):
 
     since: Time | None = None
     """Show only runs or calls that started at this time or later: 2026-11-21, 2026-11-21T10:00
-    (UTC), 7d (a week ago) or 12h.
+    (UTC), 7d (7 days ago) or 12h (12 hours ago).
     """
     until: Time | None = None
     """Show only runs or calls that started before this time."""
     tenant: str = ""
-    """Show only this tenant (default: all tenants that the API key may see)."""
+    """Show only runs or calls of this tenant (default: all tenants that the API key may see)."""
 
 
 def connection(options: CertificateOptions, address: str) -> Connection:

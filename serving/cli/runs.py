@@ -39,7 +39,7 @@ class ListOptions(PeriodOptions):
     status: RunStatus | None = None
     """Show only runs with this status."""
     key_id: str = ""
-    """Show only runs of the API key with this ID, as in `keys list`."""
+    """Show only runs of the API key with this ID (`keys list` shows the IDs)."""
     unsupported: bool = False
     """Show only answers that contain a name or a number that their cited evidence does not contain.
     """
@@ -51,7 +51,7 @@ class RunOptions(ConnectionOptions, kw_only=True):
     """Options of commands on one run."""
 
     run_id: Annotated[str, POSITIONAL]
-    """Identifier of the run, as in `runs list`."""
+    """Identifier of the run (`runs list` shows it)."""
 
 
 class JSONRunOptions(RunOptions):
@@ -74,7 +74,7 @@ class WatchOptions(JSONRunOptions):
     """Options of `runs watch`."""
 
     after: int = 0
-    """Show only events with a number higher than this."""
+    """Show only events with a number higher than this (default: all events)."""
 
 
 class ResumeOptions(JSONRunOptions):
@@ -210,9 +210,10 @@ def _show_execution(
     *,
     prompts: bool,
 ) -> None:
-    """Print an execution (the work on one sub-query): its result, searches and evidence. Before the
-    execution of a manager, print the execution of another manager that passed the sub-query on to
-    it; below it, print the executions of its workers. `number`: printed before the sub-query.
+    """Print an execution (the work on one sub-query): its result, searches and evidence. If a
+    manager passed the sub-query on to another manager, the first manager's execution is printed
+    before the other's. Executions of a manager's workers are printed below that of the manager.
+    `number`: number to print before the sub-query, such as "2.1".
     """
     report = execution.report
     if execution.before:
@@ -249,14 +250,16 @@ def _show_messages(console: Console, conversation: Conversation, indent: int) ->
 
 
 def _show_call(console: Console, conversation: Conversation, indent: int) -> None:
-    """Print the messages of a conversation with a single call, and the model's output."""
+    """Print the messages of a conversation that consists of a single model call, and the call's
+    output.
+    """
     _show_messages(console, conversation, indent)
     for output in conversation.outputs:
         print_line(console, f"[assistant] {output.text}", indent, "dim")
 
 
 def _watch(client: Client, options: WatchOptions) -> None:
-    """Show the events of the run of a question or a table, while it runs or after it has ended."""
+    """Show the events of a run for a question or a table, while it runs or after it has ended."""
     events = client.watch(options.run_id, options.after)
     _follow(client, events, options, is_table=_is_table(client, options))
 
@@ -266,7 +269,7 @@ def _resume(client: Client, options: ResumeOptions) -> None:
 
     A new run starts, which reuses the completed model calls and searches of the interrupted run.
     The interrupted run must be at most an hour old, and its gateway must be running again. The
-    tokens and dollars that it spent count against the limits of the new run.
+    tokens and dollars that the interrupted run spent count against the limits of the new run.
     """
     is_table = _is_table(client, options)
     if is_table:

@@ -1,4 +1,4 @@
-"""`rolegate search`: print the passages in a running gateway's indexes that match a query best."""
+"""`rolegate search`: search a running gateway's indexes, and print the passages that match best."""
 
 from collections.abc import Sequence
 from typing import Annotated

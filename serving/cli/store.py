@@ -76,10 +76,10 @@ class BackupOptions(ConfigOptions):
 
 
 class RowsOptions(JSONConfigOptions, kw_only=True):
-    """Options of commands that copy the rows of the store."""
+    """Options of `store export` and `store import`."""
 
     file: Annotated[Path, POSITIONAL]
-    """File of JSON lines to read or write. It must not exist yet if it is written."""
+    """JSON-lines file: `export` writes it, and it must not exist yet; `import` reads it."""
 
 
 class RestoreOptions(ConfigOptions):
@@ -104,10 +104,10 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
     """
 
     async def upgrading(options: UpgradeOptions) -> int:
-        """Upgrade the schema of the store to that of this release.
+        """Upgrade the schema of the store to the schema of this release.
 
-        Make a backup first. If --check shows that earlier releases stop working, stop their
-        gateways.
+        Make a backup first. If --check shows that earlier releases stop working, stop the gateways
+        of these releases first.
         """
         url = read_config(options.config).server.store
         _see_file(url)
@@ -152,8 +152,8 @@ def _see_file(url: str) -> None:
 async def _check(options: JSONConfigOptions) -> int:
     """Verify the integrity of the store.
 
-    Check the database itself. Then check that the trace of every run can be read, and that it
-    agrees with the rows of the run and of its calls. A gateway may continue to write meanwhile.
+    Check the database itself. Then check that the trace of every run can be read, and agrees with
+    the stored rows of the run and its model calls. A gateway may continue to write meanwhile.
     """
     missing = list[int]()
     async with opened_store(options.config, on_missing=missing.extend) as database:
@@ -178,9 +178,9 @@ async def _check(options: JSONConfigOptions) -> int:
 
 @contextmanager
 def _progress(title: str) -> Iterator[Callable[..., None]]:
-    """Show a progress bar, and yield a function that updates the bar. Its arguments are the number
-    of finished items and, if known, the number of all items. After the end of the context, the
-    function raises `InterruptedError`, so that a thread that still calls it stops.
+    """Show a progress bar, and yield a function that updates the bar. The function's arguments are
+    the number of finished items and, if known, the number of all items. After the end of the
+    context, the function raises `InterruptedError`, so that a thread that still calls it stops.
     """
     stopped = Event()
     with progress_bar() as bar:
@@ -273,8 +273,8 @@ async def _restore(options: RestoreOptions) -> None:
 
 
 _GROUP_CHARS = 32_000_000
-"""Rows are held in memory until their traces have this many characters. Then they are written to
-the Parquet file as one row group.
+"""Size of a row group of a Parquet file, in characters of its traces. Rows are held in memory until
+they reach this size, and are then written as one row group.
 """
 
 
@@ -328,11 +328,12 @@ class ExportOptions(StoreOptions, kw_only=True):
     """Write runs with their traces into a file that `datasets.load_dataset` can read."""
 
     out: File
-    """Write to this file, which ends in .jsonl or .parquet (needs the extra `datasets`)."""
+    """Write to this file, which ends in .jsonl or .parquet. For .parquet, install the extra
+    `datasets`.
+    """
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
-    """Form of the rows (default: one row per run). With rl, for reinforcement learning, each agent
-    of an answer or a table gets a row, with the reward of the run. Needs a .jsonl file, and implies
-    --training.
+    """Form of the rows (default: one row per run). rl is for reinforcement learning: one row per
+    agent of a run, with the reward of the run. It needs a .jsonl file, and implies --training.
     """
     force: bool = False
     """Replace the file if it exists."""
@@ -343,8 +344,8 @@ class ExportOptions(StoreOptions, kw_only=True):
     kind: RunKind | None = None
     """Write only runs of this kind."""
     since: Time | None = None
-    """Write only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (a
-    week ago) or 12h.
+    """Write only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (7
+    days ago) or 12h (12 hours ago).
     """
     until: Time | None = None
     """Write only runs that started before this time."""
@@ -370,7 +371,9 @@ def export(arguments: Sequence[str]) -> int:
 
 
 async def _export(options: ExportOptions) -> None:
-    """Write the file, and print the number of runs in it. Raises `BadRequest` if no run matches."""
+    """Write runs to the file `options.out`, and print how many. Raises `BadRequest` if no run
+    matches.
+    """
     runs = 0
     async with aclosing(_records(options)) as records:
         with (

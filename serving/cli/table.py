@@ -34,13 +34,13 @@ _FILES = (".md", ".csv", ".tsv", ".xlsx", ".json")
 _ABSENT = {pb.CELL_STATE_MISSING: "·", pb.CELL_STATE_NOT_FOUND: "not found"}
 _NOTHING = " (no lookup found a value: see `rolegate runs show RUN`)"
 _MAX_NAMED = 20
-"""Max names of cells or rows in a line of output."""
+"""Max number of cells or rows that a line of output names."""
 _EVERY_S = 10.0
 """Seconds between two progress lines if the output is not a terminal."""
 
 
 class FillOptions(TermsOptions, kw_only=True):
-    """Fill a table, and print it with the cells that should be checked and the cost.
+    """Fill a table. Print the table, its cells that should be checked, and the cost.
 
     Without --address, a gateway is started for the table and stopped afterwards. Ctrl-C cancels the
     run; the rows that were found until then are stored with the run.
@@ -65,13 +65,16 @@ class FillOptions(TermsOptions, kw_only=True):
     in Veshoux?".
     """
     excluded: bool = False
-    """Also show excluded rows, with the sentences that exclude them, and write them to --out."""
+    """Also show the excluded rows, each with the sentences that exclude it, and write them to
+    --out.
+    """
     max_rows: int = 0
     """Return at most this many rows; 0 means the gateway's limit."""
     out: File | None = None
     """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
-    """Write one more column to --out for each column, with the sources of its values."""
+    """Write a second column to --out for each column of the table, with the sources of its values.
+    """
     NEEDS: ClassVar = {"sources": "out", "closed": "rows"}
 
 
@@ -130,7 +133,7 @@ def _columns(text: str) -> Sequence[pb.Column]:
 
 
 def _with_lines(text: str, file: Path | None, lines: Sequence[int]) -> str:
-    """Return an error message of the gateway in which each `rows[N]` is replaced by the file of
+    """Return `text`, an error message of the gateway, but replace each `rows[N]` by the file of
     --rows and the row's line number. `lines`: line number of each row; empty without --rows.
     """
     if not lines:

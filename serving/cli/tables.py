@@ -38,15 +38,16 @@ from serving.cli.options import json_of
 
 
 def word(kind: EnumTypeWrapper, value: Any) -> str:
-    """Return the name of an enum's value in lower-case words, without the enum's name before it.
-    For `TABLE_OUTCOME_FILLED` return "done", because such a table may still have empty cells.
+    """Return the name of a protobuf enum's value in lower-case words, without the enum's name:
+    "timed out" for `EXECUTION_OUTCOME_TIMED_OUT`. For `TABLE_OUTCOME_FILLED` return "done", because
+    such a table may still have empty cells.
     """
     name = kind.Name(value).removeprefix(kind.Name(0).removesuffix("UNSPECIFIED"))
     return "done" if name == "FILLED" else name.lower().replace("_", " ")
 
 
 TIMES = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d", "month": "%Y-%m"}
-"""Formats for the start of a time bucket (an hour, a day or a month), by the size of the bucket."""
+"""`strftime` formats for the start of a time bucket (hour, day or month), by the bucket's size."""
 
 
 def usage_table(usage: Iterable[RoleUsage]) -> Table:
@@ -67,8 +68,8 @@ def usage_table(usage: Iterable[RoleUsage]) -> Table:
 
 def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | None = None) -> Table:
     """Return a table of tokens and cost: a row for each of `rows`, and a last row with the sums.
-    `by`: properties to show in each row, as `labels` names them. `bucket`: size of the time
-    buckets, a key of `TIMES`; None if the rows have no times.
+    `by`: names of the properties to show in each row, such as `tenant` (see `labels`). `bucket`:
+    size of the time buckets, a key of `TIMES`; None if the rows have no times.
     """
     sums = [row.usage for row in rows]
     wasted = any(row.wasted_tokens for row in sums)
@@ -87,9 +88,8 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 
 def labels(row: UsageRow) -> dict[str, str]:
-    """Return the properties by which a row of usage is grouped, such as tenant and role. The keys
-    are the names that --by and the tables use. Properties by which the row is not grouped are
-    empty.
+    """Return the properties that all calls in a row of usage share, such as tenant and role, by the
+    names that --by and the tables use. A property is empty if the rows are not grouped by it.
     """
     role = word(Role, row.usage.role) if row.usage.role else ""
     return {
@@ -103,8 +103,8 @@ def labels(row: UsageRow) -> dict[str, str]:
 
 
 def total(usage: Iterable[RoleUsage]) -> RoleUsage:
-    """Return the sums of all figures over the rows of `usage`. A figure that is unknown in every
-    row is not set.
+    """Return the sum of each figure over the rows of `usage`. If a figure is unknown in every row,
+    its sum is not set.
     """
     sums = RoleUsage()
     for row in usage:
@@ -190,8 +190,8 @@ def _one_line(text: str) -> Text:
 
 def calls_table(calls: Sequence[UpstreamCall]) -> Table:
     """Return a table with a row for each attempt of a model call. A token count after ≥ is a lower
-    bound, and one after ~ is an estimate. If the endpoint reported a count that cannot be true, the
-    word `impossible` is shown instead.
+    bound, and a count after ~ is an estimate. If the endpoint reported a count that cannot be true,
+    the word `impossible` is shown instead.
     """
     rows = []
     for call in calls:
@@ -301,7 +301,7 @@ class RunView(ABC):
     """Shows one run: its events while it is running, and its result."""
 
     doing = "asking"
-    """Text of the progress line until there is something better to show."""
+    """Text of the progress line before the first event that has its own text."""
 
     out: Console
     """Console for the result."""
@@ -310,7 +310,7 @@ class RunView(ABC):
     stream: bool
     """Whether to show the events of the run."""
     as_json: bool
-    """Whether to print the result, and the events if they are shown, as JSON."""
+    """Whether to print the result as JSON, and also the events if `stream` is true."""
 
     def follow(self, stream: Stream[Any]) -> Any:
         """Show the events of a run until it ends; return its result. Raises `GatewayError`."""
@@ -328,8 +328,8 @@ class RunView(ABC):
         return self.doing
 
     def show(self, result: Any) -> None:
-        """Show the result of the run. If events are printed as JSON, print nothing, because the
-        last event contained the result.
+        """Show the result of the run. If the events were printed as JSON, print nothing, because
+        the last event contained the result.
         """
         if not self.as_json:
             self.show_result(result)

@@ -36,8 +36,8 @@ _FIGURES = (
     "cost_nano_usd",
 )
 COLUMNS = ("time", *_DIMENSIONS, *_FIGURES)
-"""Columns of the CSV, and keys of the JSON. All of them are always present. A value is empty (null
-in JSON) if it is unknown, or is a property by which the sums are not split.
+"""Columns of the CSV, and keys of the JSON. All of them are always present. An unknown value is
+empty (null in JSON). So is a property, such as `tenant`, if the sums are not split by it.
 """
 
 
@@ -50,7 +50,7 @@ class UsageOptions(PeriodOptions):
     by: tuple[str, ...] = ("role", "model")
     """Split the sums by these properties of calls: tenant, role, model, version, manager, key."""
     per: Bucket | None = None
-    """Split the sums by hours, days or months, in UTC."""
+    """Split the sums by hours, days or months, in UTC (default: sums over the whole period)."""
     json: Annotated[bool, exclusive("format")] = False
     """Print JSON."""
     csv: Annotated[bool, exclusive("format")] = False
@@ -58,11 +58,11 @@ class UsageOptions(PeriodOptions):
 
 
 class ReconcileOptions(JSONConnectionOptions):
-    """Compare the tokens that the gateway has stored with the counters of each vLLM engine, since
-    the start of the engine.
+    """Compare the stored token counts with the counters of each vLLM engine, since the engine's
+    start.
 
-    The exit status is 1 if they differ by more tokens than interrupted and running calls can
-    explain.
+    The exit status is 1 if the two counts of an engine differ by more tokens than interrupted and
+    running calls can explain.
     """
 
 
@@ -142,8 +142,8 @@ def _lines(reconciliation: pb.Reconciliation) -> list[str]:
 
 
 def _compared(tokens: pb.ReconciledTokens) -> str:
-    """Return the engine's count and the ledger's count as text. The ledger's count is a range if
-    the tokens of some calls are uncertain.
+    """Return the engine's token count and the stored token count (the ledger's) as text. The
+    ledger's count is a range if the tokens of some calls are uncertain.
     """
     upper = f" to {tokens.ledger_max:,}" if tokens.ledger_max != tokens.ledger else ""
     return f"engine {tokens.engine:,}, ledger {tokens.ledger:,}{upper}"

@@ -12,11 +12,12 @@ from serving.cli.tables import decisions_table, state_of, versions_table
 
 _ABOUT = """List, try, promote and roll back versions of the executor.
 
-The executor is the model that searches. A new version of it is published (`rolegate sft publish`)
-and registered. It is then tried as a shadow, which repeats finished runs without changing their
-answers, and as a canary, which is the executor in a share of the runs. Finally, it is promoted to
-the active version. After `versions shadow`, the gateway itself takes the next steps, or rolls the
-version back, when the figures of the trial allow a decision ([versions.gate] in the config).
+The executor is the model that searches. A new version of the executor is published (`rolegate sft
+publish`) and registered. Then it is tried: first as a shadow, which repeats finished runs without
+changing their answers, and then as a canary, which is the executor in a share of the runs. Finally,
+it is promoted, and becomes the active version. After `versions shadow`, the gateway itself takes
+the next steps, or rolls the version back, as soon as the figures of the trial allow a decision
+([versions.gate] in the config).
 """
 
 
@@ -26,7 +27,7 @@ class DecisionsOptions(JSONConnectionOptions):
     version: Annotated[str, POSITIONAL] = ""
     """Show only decisions on this version."""
     after: int = 0
-    """Show only decisions with a number (column #) higher than this."""
+    """Show only decisions with a number (column #) higher than this (default: all decisions)."""
 
 
 class VersionOptions(JSONConnectionOptions, kw_only=True):
@@ -64,17 +65,21 @@ def versions(arguments: Sequence[str]) -> int:
 
 
 def _register(client: Client, options: VersionOptions) -> None:
-    """Register a published version: check its files, load it into the running engine, store it."""
+    """Register a published version: check its files, load it into the running engine, and record
+    it.
+    """
     _show(client.register_version(options.version), options)
 
 
 def _shadow(client: Client, options: VersionOptions) -> None:
-    """Make a version a shadow: repeat every run with it, after the client has the answer."""
+    """Make a version a shadow: let it repeat each run after the client has received the answer."""
     _show(client.set_version_traffic(options.version, "shadow"), options)
 
 
 def _canary(client: Client, options: CanaryOptions) -> None:
-    """Make a version a canary: let it serve a share of the runs; compare it with the active one."""
+    """Make a version a canary: let it serve a share of the runs, and compare it with the active
+    version.
+    """
     _show(client.set_version_traffic(options.version, "canary", options.share), options)
 
 
@@ -84,12 +89,12 @@ def _off(client: Client, options: VersionOptions) -> None:
 
 
 def _promote(client: Client, options: VersionOptions) -> None:
-    """Make a version the active one; the previously active version is kept for a rollback."""
+    """Make a version active; the previously active version is kept for a rollback."""
     _show(client.promote_version(options.version), options)
 
 
 def _roll_back(client: Client, options: VersionOptions) -> None:
-    """Take a version out of service; if it was active, the previously active one takes over."""
+    """Take a version out of service; if it was active, the previously active version takes over."""
     _show(client.roll_back_version(options.version), options)
 
 

@@ -20,8 +20,8 @@ _NOT_EXTRA = {
     "max_completion_tokens": "set the role's max_tokens instead.",
     "n": "leave it out, as the gateway reads one output per request.",
 }
-"""Fields that `extra_body` must not contain, because they change how much a model may write, each
-with the advice for the error message.
+"""Fields that `extra_body` must not contain, each with the advice for the error message. They would
+change how much a model may write.
 """
 _MINILM_DIMENSION = 384
 
@@ -120,8 +120,9 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     ),
     "name": (str.strip, "is empty; write the name under which the endpoint serves the model."),
 }
-"""For each mark of a text in `config.py`: a check, and the message if it fails. If a text may
-contain a secret, the message does not quote it.
+"""Checks of texts, by the mark of the text's type in `config.py`, such as "path". A check is a
+function whose result is true for a valid text, and the message for an invalid text. The message
+does not quote a text that may contain a secret.
 """
 
 

@@ -2,8 +2,8 @@
 value that is out of range.
 
 A relative path is relative to the folder of the configuration file. In a shipped preset, it is
-relative to the working directory. `~` is the home folder. The prefix `shipped:` is replaced by the
-folder of the package, as in `shipped:prompts/full/delegation.txt`.
+relative to the working directory. `~` is the home folder. The prefix `shipped:`, as in
+`shipped:prompts/full/delegation.txt`, is replaced by the folder of the package `serving`.
 """
 
 import re
@@ -28,9 +28,8 @@ def _marked(mark: str) -> Meta:
     return Meta(extra={"mark": mark})
 
 
-# Types of texts in the file. Each type has a mark, such as "path". `visit_texts` passes each text
-# with its mark to a function. With this, `file.py` makes paths absolute, and `check.py` checks the
-# texts.
+# Types of texts in the file. Each type has a mark, such as "path". `visit_texts` calls a function
+# with each text and its mark: `file.py` makes paths absolute with it, and `check.py` checks texts.
 AnyPath = Annotated[str, _marked("path")]
 File = Annotated[str, _marked("file")]
 """An existing file."""
@@ -39,9 +38,9 @@ Source = Annotated[str, _marked("source")]
 Version = Annotated[str, _marked("version")]
 """The folder of a published version of the executor."""
 ModelPath = Annotated[str, _marked("model")]
-"""The folder of a model, or a model name that vLLM can load, such as Qwen/Qwen3-1.7B."""
+"""The folder of a model, or the name of a model that vLLM can load, such as Qwen/Qwen3-1.7B."""
 Store = Annotated[str, _marked("store")]
-"""A database URL. If it contains the path of a SQLite file, the path is made absolute."""
+"""A database URL. A path of a SQLite file in the URL is made absolute."""
 Address = Annotated[str, _marked("address")]
 """host:port; with port 0, any free port is used."""
 Host = Annotated[str, _marked("host")]
@@ -55,7 +54,7 @@ Identifier = Annotated[str, Meta(pattern="^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 Chars = Count
 Tokens = Annotated[int, Meta(ge=1, le=10**7)]
-"""Tokens of a prompt or an output."""
+"""A number of tokens of a prompt or an output."""
 Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 Pause = Annotated[float, Meta(ge=0, le=86_400)]
 """A time in seconds; 0 is allowed."""
@@ -66,13 +65,14 @@ Passages = Annotated[int, Meta(ge=1, le=100)]
 PassageTokens = Annotated[int, Meta(ge=32, le=8192)]
 """Max tokens of a passage of an index."""
 EngineSeconds = Annotated[float, Meta(ge=1, le=86_400)]
-"""A time limit of an engine."""
+"""A time limit of an engine, in seconds."""
 
 FACTORY = re.compile(
     r"HNSW([1-9]\d?),SQ8|IVF([1-9]\d{0,6})(?:_HNSW[1-9]\d?)?,(?:SQ8|PQ([1-9]\d{0,3}))"
 )
-"""Index factory strings of FAISS that the key `vectors` accepts in addition to `Flat`. Groups: the
-links per vector of HNSW, the number of lists of IVF, and the bytes per vector of PQ.
+"""Index factory strings of FAISS that the key `vectors` accepts in addition to `Flat`. Group 1 is
+the links per vector of HNSW, group 2 the number of lists of IVF, and group 3 the bytes per vector
+of PQ.
 """
 
 
@@ -84,7 +84,7 @@ Omitted = Literal[
     "stream_options",
     "chat_template_kwargs",
 ]
-"""Request parameter that some endpoints refuse, and that `RoleConfig.omit` can leave out."""
+"""Request parameter that some endpoints refuse. A role sends no parameters in its key `omit`."""
 
 
 class Section(Frozen, forbid_unknown_fields=True, kw_only=True):
@@ -104,10 +104,10 @@ class ServerConfig(Section):
     Requests to other host names are refused.
     """
     chat_tasks: ChatTasks = "answer"
-    """How the OpenAI-compatible server handles requests of chat tools such as Open WebUI for a
-    title, tags or follow-up questions. `answer`: the answerer writes the text without a search.
-    `refuse`: the request fails, which costs nothing. `search`: the request is answered by a search,
-    like any question.
+    """How the OpenAI-compatible server handles requests for a title, for tags or for follow-up
+    questions. Chat tools such as Open WebUI send them on their own. `answer`: the answerer writes
+    the text without a search. `refuse`: the request fails, which costs nothing. `search`: the
+    request is answered by a search, like any question.
     """
     http_connections_per_address: Annotated[int, Meta(ge=1, le=4096)] = 1024
     """Max HTTP connections from one client address; further connections get status 429. The server
@@ -120,19 +120,21 @@ class ServerConfig(Section):
     """
     log: AnyPath | None = None
     """Folder of the write-ahead log, to which runs are written before they are in the database.
-    With PostgreSQL, each gateway uses a subfolder, and reads it again when it restarts. Absent:
-    next to the SQLite file, or in ~/.cache/rolegate/logs for PostgreSQL.
+    With PostgreSQL, each gateway writes to its own subfolder, and reads that subfolder when the
+    gateway restarts. Absent: next to the SQLite file, or in ~/.cache/rolegate/logs for PostgreSQL.
     """
     timeout_s: Seconds = 120.0
-    """Max duration of a request, even if the client's deadline is later."""
+    """Max duration of a request in seconds, even if the client's deadline is later."""
     drain_s: Pause = 0.0
-    """Time after SIGTERM in which the gateway reports that it is not ready, but still accepts
-    requests, so that proxies can switch to other gateways without losing a request.
+    """Seconds after SIGTERM in which the gateway reports that it is not ready, but still accepts
+    requests. Proxies can then switch to other gateways without losing a request.
     """
     grace_s: Pause = 30.0
-    """Max time after `drain_s` for running requests to finish. Then they are interrupted."""
+    """Max seconds after `drain_s` for running requests to finish. Then these requests are
+    interrupted.
+    """
     max_question_chars: Chars = 4000
-    """Max length of a question; longer questions are refused."""
+    """Max characters of a question; longer questions are refused."""
     tls: TLS | None = None
     keep_days: Positive | None = None
     """Age in days at which a run is deleted, with its calls and trace. The sums of tokens and cost
@@ -142,7 +144,7 @@ class ServerConfig(Section):
 
 class SearchConfig(Section):
     """Limits and options of the search for an answer. In each round, the delegator decides on
-    sub-queries. Then one executor works on each of them: it searches, and writes a report.
+    sub-queries. Then one executor works on each sub-query: it searches, and writes a report.
     """
 
     max_rounds: Count = 4
@@ -163,9 +165,9 @@ class SearchConfig(Section):
     instructions for it.
     """
     access_k: Passages = 10
-    """Max passages shown of an opened document."""
+    """Max number of passages of an opened document to show to the executor."""
     access_chars: Chars = 25_000
-    """Max characters shown of an opened document, or of the output of a tool."""
+    """Max characters of an opened document, or of the output of a tool, to show to the executor."""
     early_dispatch: bool = True
     """Start an executor as soon as the delegator has written its sub-query. False: wait until the
     delegator has written all sub-queries of the round.
@@ -176,8 +178,8 @@ class SearchConfig(Section):
     """
     vocabulary: File | None = None
     """Text file with all words and names that a question may contain. Questions with other words
-    are refused. Meant for models that know only a small language, such as the demo's. Absent: all
-    words are allowed.
+    are refused. This is meant for models that know only a small language, such as the demo's
+    models. Absent: all words are allowed.
     """
 
 
@@ -190,37 +192,38 @@ class ReportCacheConfig(Section):
     enabled: bool = True
     """Whether reports are reused in other runs."""
     keep_s: Pause = 300.0
-    """Time for which later runs reuse a finished report. Reports from before a change of the index
-    are not reused.
+    """Seconds for which later runs reuse a finished report. After a change of the index, older
+    reports are not reused.
     """
 
 
 class EngineConfig(Section):
-    """A vLLM server process that the gateway starts and stops. NAME is the value of `engine` in the
-    roles and the embedder that use it.
+    """A vLLM server process that the gateway starts and stops. Roles and the embedder select it
+    with the key `engine`, whose value is NAME.
     """
 
     path: ModelPath
-    """Folder of the model, or a model name that vLLM can load."""
+    """Folder of the model, or the name of a model that vLLM can load, such as Qwen/Qwen3-1.7B."""
     arguments: tuple[str, ...] = ()
     """Further command-line arguments of vLLM's API server. On a CPU without bf16 instructions, the
-    gateway adds `--dtype float32`, which is faster there. Set `["--dtype", "bfloat16"]` to use half
-    the memory instead.
+    gateway adds `--dtype float32`, which is faster on such a CPU. Set `["--dtype", "bfloat16"]` to
+    use half the memory instead.
     """
     adapter_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] | None = None
-    """Max rank of the LoRA adapters that the engine can load. Absent: it loads no adapters."""
+    """Max rank of a LoRA adapter that the engine can load. Absent: the engine loads no adapters."""
     ready_within_s: EngineSeconds = 600.0
-    """Max time from a start of the engine until it is ready. Large models take minutes."""
+    """Max seconds from a start of the engine until it is ready. Large models take minutes."""
     health_timeout_s: EngineSeconds = 10.0
-    """Timeout of the engine's health check. After three failed checks in a row, the engine is
-    restarted. If other processes use all cores, a busy engine may need a longer timeout.
+    """Timeout of the engine's health check, in seconds. After three failed checks in a row, the
+    engine is restarted. If other processes use all cores, a busy engine may need a longer timeout.
     """
 
 
 class RoleConfig(Section):
     """One role: its model, its prompt and its limits. With `engine`, the model runs on a vLLM
-    engine that the gateway starts. With `base_url`, it is called at an OpenAI-compatible endpoint.
-    With neither, it is called through LiteLLM, which finds the provider by the model's name.
+    engine that the gateway starts. With `base_url`, the model is called at an OpenAI-compatible
+    endpoint. With neither key, it is called through LiteLLM, which finds the provider by the
+    model's name.
     """
 
     model: ModelName
@@ -241,7 +244,7 @@ class RoleConfig(Section):
     """Nucleus sampling: sample from the most likely tokens whose probabilities sum to this value.
     """
     seed: int | None = None
-    """Seed of the sampling. Absent: requests have none."""
+    """Seed of the sampling. Absent: requests have no seed."""
     thinking: bool | None = None
     """Whether the model thinks before it writes: sent to the chat template as `enable_thinking`.
     Absent: the template decides.
@@ -269,11 +272,11 @@ class RoleConfig(Section):
     and failover.
     """
     first_token_timeout_s: Seconds = 60.0
-    """Max time from the start of an attempt to its first token. A reply that is not streamed, such
-    as one through LiteLLM, must be complete within this time.
+    """Max seconds from the start of an attempt to its first token. A reply that is not streamed,
+    such as a reply through LiteLLM, must be complete within this time.
     """
     call_timeout_s: Seconds = 300.0
-    """Max time from the start of an attempt to its last token."""
+    """Max seconds from the start of an attempt to its last token."""
     max_in_flight: Count | None = None
     """Max concurrent calls of this role, over all replicas; further calls wait. Absent: no limit.
     """
@@ -282,9 +285,9 @@ class RoleConfig(Section):
     called with the prompt of this role.
     """
     structured: bool = True
-    """Let vLLM's structured outputs constrain the execution role to valid turns. Ignored in other
-    roles, if the endpoint does not support them, and if `thinking` is true. Set false for a model
-    that writes its thinking into its text.
+    """Constrain the outputs of the execution role to valid turns, with vLLM's structured outputs.
+    This key is ignored in other roles, if the endpoint has no structured outputs, or if `thinking`
+    is true. Set false for a model that writes its thinking into its text.
     """
     tool_calls: bool = False
     """True: the model calls tools with the tool calls of OpenAI's API, which the endpoint must
@@ -294,7 +297,7 @@ class RoleConfig(Section):
 
 
 class TableRoleConfig(Section):
-    """Settings of the delegation or execution role that are different for tables. All other
+    """Settings that the delegation or execution role has only when it works on a table. All other
     settings are taken from `[roles.delegation]` or `[roles.execution]`.
     """
 
@@ -305,7 +308,7 @@ class TableRoleConfig(Section):
 
 
 class RolesConfig(Section):
-    """The three roles, and the settings of two of them that are different for tables. The delegator
+    """The three roles, and settings that two of the roles have only for tables. The delegator
     (`delegation`) splits a question into sub-queries, an executor (`execution`) searches for each,
     and the answerer (`answer`) writes the answer from the reports of the executors.
     """
@@ -359,10 +362,9 @@ class MilvusConfig(Section):
     address: URL
     """URL of Milvus, such as http://127.0.0.1:19530."""
     partition: Identifier
-    """Name of the partition, which must belong to this index alone. A missing partition is created.
-    """
+    """Name of the partition. It must belong to this index alone. A missing partition is created."""
     collection: Identifier = "rolegate"
-    """Name of the collection, which is created if it is missing. All indexes in a collection must
+    """Name of the collection. A missing collection is created. All indexes in a collection must
     have vectors of the same dimension.
     """
     token_env: Variable | None = None
@@ -370,18 +372,18 @@ class MilvusConfig(Section):
     no token.
     """
     timeout_s: Seconds = 4.0
-    """Timeout of a search, and of connecting to Milvus."""
+    """Timeout of a search, and of connecting to Milvus, in seconds."""
 
 
 class IndexConfig(Section):
-    """An index in addition to that of `[retrieval]`, whose embedder it uses. Requests refer to the
-    index as NAME. `rolegate tenants set --index NAME` allows a tenant to search it.
+    """An index in addition to the index of `[retrieval]`, with the same embedder. Requests refer to
+    the index as NAME. `rolegate tenants set --index NAME` allows a tenant to search it.
     """
 
     address: Address | None = None
     """Address of a gRPC server with the RetrievalService, such as `rolegate retrieve serve`."""
     timeout_s: Seconds = 30.0
-    """Timeout of a search at `address`, including the time to connect."""
+    """Timeout of a search at `address` in seconds, including the time to connect."""
     index: AnyPath | None = None
     """Folder of the index."""
     documents: tuple[Source, ...] = ()
@@ -402,32 +404,33 @@ class IndexConfig(Section):
     memory and find almost the same passages (docs/documents.md#large-indexes).
     """
     memory_gb: Positive = 4.0
-    """Max memory for building an index that is not `Flat`, in GiB: for the training sample and the
-    growing index. A build that needs more fails before it embeds the documents.
+    """Max memory in GiB for building an index that is not `Flat`: for the sample of vectors on
+    which FAISS trains the index, and for the growing index. A build that needs more fails before it
+    embeds the documents.
     """
     milvus: MilvusConfig | None = None
-    """Partition in Milvus to which the vectors are copied, and where they are searched; `vectors`
-    is then ignored. Absent: the vectors are searched without Milvus.
+    """Partition in Milvus to which the vectors are copied. Searches then use Milvus, and `vectors`
+    is ignored. Absent: the vectors are searched without Milvus.
     """
     breadth: Count | None = None
-    """Effort of a search in an index that is not `Flat`: the number of lists that are searched
-    (`nprobe` of IVF), or of passages that are compared (`efSearch` of HNSW). Absent: twice the
+    """Effort of a search in an index that is not `Flat`. For IVF, it is the number of lists that
+    are searched (`nprobe`), and for HNSW the number of candidates (`efSearch`). Absent: twice the
     square root of the number of lists for IVF, 128 for HNSW.
     """
 
 
 class RetrievalConfig(IndexConfig):
-    """Where searches find passages: either `index`, an index that the gateway opens in its own
-    process, or `address`, a retrieval server. This is the index `default`.
+    """The index `default`. Set either `index`, the folder of an index that the gateway opens in its
+    own process, or `address`, the address of a retrieval server.
     """
 
     embedder: EmbedderConfig = EmbedderConfig()
 
 
 class RerankerConfig(Section):
-    """A model that orders the passages of each search by their relevance. It is called over the
-    rerank API of Jina, Cohere and vLLM. If a call fails, the passages keep the order of the search.
-    Absent: no reranker.
+    """A model that sorts the passages of each search by relevance. It is called over the rerank API
+    of Jina, Cohere and vLLM. If a call fails, the passages keep the order of the search. Absent: no
+    reranker.
     """
 
     base_url: URL
@@ -445,7 +448,7 @@ class RerankerConfig(Section):
     `search.top_k` of them.
     """
     timeout_s: Seconds = 5.0
-    """Timeout of a request."""
+    """Timeout of a request to the reranker, in seconds."""
 
 
 class UploadsConfig(Section):
@@ -454,8 +457,8 @@ class UploadsConfig(Section):
     """
 
     folder: AnyPath | None = None
-    """Folder of the documents and their indexes. Gateways may share it. Absent: no uploads are
-    accepted.
+    """Folder of the documents and their indexes. Several gateways may share the folder. Absent: no
+    uploads are accepted.
     """
     max_documents: Count = 1000
     """Max number of documents of a tenant."""
@@ -466,22 +469,23 @@ class UploadsConfig(Section):
 
 
 class GateConfig(Section):
-    """The gate, which automatically promotes or rolls back a candidate (a version of the executor
-    on trial), after comparing it with the active version (docs/gate.md).
+    """The gate, a statistical test that compares a candidate (a version of the executor on trial)
+    with the active version, and then promotes the candidate or rolls it back (docs/gate.md).
     """
 
     enabled: bool = True
     """False: versions are promoted and rolled back only by operators, with `rolegate versions`."""
     margin: Share = 0.1
-    """How much worse than the active version a candidate may be and still be promoted. The gate
-    counts only the runs that exactly one of the two versions answers correctly. Let A be the share
-    of these runs that the active version answers correctly, and C the share that the candidate
-    answers correctly: A − C must be below `margin`. With 0.1, accuracy may fall by about 4, 5 or 3
-    percentage points if 30, 50 or 80 % of the answers are right.
+    """Max disadvantage against the active version with which a candidate is still promoted. The
+    gate counts only the runs that exactly one of the two versions answers correctly. Let A be the
+    share of these runs that the active version answers correctly, and C the share that the
+    candidate answers correctly: A − C must be below `margin`. With 0.1, accuracy may fall by about
+    4 percentage points if 30 % of the answers are right, by 5 points if 50 % are, and by 3 points
+    if 80 % are.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    """Min share of right answers that a candidate needs, both in the judged runs of its trial and
-    for the questions in `versions.held_out`.
+    """Min share of right answers of a candidate. The candidate must reach it twice: in the judged
+    runs of its trial, and for the questions in `versions.held_out`.
     """
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share of the runs that a candidate serves in the second part of its trial, as a canary. In
@@ -506,7 +510,7 @@ class VersionsConfig(Section):
     """File of held-out questions: a JSON object with `question` and `golden_answers` on each line.
     Before the gate promotes a canary, the active version and the canary answer all these questions,
     and the canary must pass (see `gate`). The tenant `default` pays for the answers. Absent: the
-    gate promotes no canary; operators can.
+    gate promotes no canary, but operators can promote it.
     """
     gate: GateConfig = GateConfig()
 
@@ -542,7 +546,7 @@ class TelemetryConfig(Section):
 
 
 class DistillationConfig(Section):
-    """Models for training versions of the executor, and for trying them."""
+    """Models that help to train new versions of the executor, and to try them."""
 
     teacher: RoleConfig | None = None
     """Model whose runs the executor is trained on. Only `rolegate sft` calls it."""
@@ -559,11 +563,11 @@ class ToolServerConfig(Section):
     """
 
     command: tuple[str, ...] = ()
-    """Program and arguments of an MCP server on standard input and output. It gets only the
-    environment variables PATH, HOME, LANG and those in `env`.
+    """Program and arguments of an MCP server on standard input and output. The program gets only
+    the environment variables PATH, HOME, LANG and those in `env`.
     """
     env: tuple[Variable, ...] = ()
-    """Names of further environment variables of the gateway that the program gets."""
+    """Names of further environment variables that the gateway passes to the program."""
     url: URL | None = None
     """URL of an MCP server with streamable HTTP, such as http://127.0.0.1:8000/mcp."""
     headers: dict[str, Variable] = {}
@@ -571,11 +575,11 @@ class ToolServerConfig(Section):
     the header's value, as in `{Authorization = "WEB_KEY"}`.
     """
     allow: tuple[str, ...] = ()
-    """Names of the tools that may be called; no others are. `rolegate check --live` lists all tools
-    of the server.
+    """Names of the tools that may be called; other tools of the server are never called. `rolegate
+    check --live` lists all tools of the server.
     """
     timeout_s: Seconds = 60.0
-    """Timeout of a call, and of the server's start."""
+    """Timeout of a call, and of the server's start, in seconds."""
     own_sessions: bool = False
     """Give each worker its own session with the server, from the worker's first call until the
     worker has ended. Set true for servers that keep state between calls, such as the page of a
@@ -583,11 +587,11 @@ class ToolServerConfig(Section):
     """
     max_in_flight: Count = 4
     """Max concurrent calls, over all runs; further calls wait. With `own_sessions`, max concurrent
-    sessions: a program runs once for each of them, and once more to list its tools.
+    sessions: a program runs once per session, and once more to list its tools.
     """
     max_chars: Chars = 50_000
-    """Max characters of the output of a tool; a longer output is cut off. A call with a much longer
-    output fails.
+    """Max characters of the output of a tool; a longer output is cut off. A call fails if the
+    server's reply has more bytes than 4 times `max_chars` plus 1 MiB.
     """
 
 
@@ -598,21 +602,22 @@ class ManagerConfig(Section):
     """
 
     about: str
-    """Purpose of the manager, in one line. The delegator reads it to choose a manager."""
+    """Purpose of the manager, in one line. The delegator reads this line to choose a manager."""
     prompt: File | None = None
-    """File with the manager's system prompt. Absent: the prompt of `role`, or without `role`, the
-    shipped prompt.
+    """File with the manager's system prompt. Absent: the prompt of the manager's `role`, or if that
+    is absent too, the shipped prompt.
     """
     tools: tuple[str, ...] = ()
     """Names of tables `[tools.NAME]`, whose tools the manager's workers call instead of searching.
-    Absent: the workers are the executors that search.
+    Absent: the workers search, like other executors.
     """
     role: RoleConfig | None = None
     """The manager's model and its settings. Absent: the delegator's model and settings."""
     max_workers: Count = 8
     """Max concurrent workers of the manager."""
     max_rounds: Count = 2
-    """Max rounds in which the manager dispatches workers, for one sub-query."""
+    """Max rounds for one sub-query of the delegator. In each round, the manager dispatches workers.
+    """
 
 
 class Config(Section):
@@ -683,13 +688,15 @@ def place_of(index: str) -> str:
 
 
 Visit = Callable[[str, str, str], str]
-"""Function that is called with the key of a text in the file, the mark of its type, and the text.
-It returns the text to use instead.
+"""Function with three arguments: the key of a text in the file, the mark of the text's type, and
+the text. It returns the text to use instead.
 """
 
 
 def visit_texts(config: Config, visit: Visit) -> Config:
-    """Return the config with each text whose type has a mark replaced by the result of `visit`."""
+    """Return a copy of the config in which each text with a mark is replaced by what `visit`
+    returns for it.
+    """
     visited: Config = _visited(config, type_info(Config), "", visit)
     return visited
 

@@ -41,8 +41,9 @@ _KINDS = {
 
 
 def load_config(path: Path) -> Config:
-    """Read and check a configuration file. Return it with absolute paths. Raises `BadConfig` with
-    the file, the first problem, its key and what to do.
+    """Read and check a configuration file. Return the config with absolute paths. Raises
+    `BadConfig` if the file cannot be used. The message names the file, the first problem with its
+    key, and what to do.
     """
     config = read_config(path)
     for problem in problems(config):
@@ -51,9 +52,9 @@ def load_config(path: Path) -> Config:
 
 
 def read_config(path: Path) -> Config:
-    """Read a configuration file like `load_config`, but leave the check with `problems` to the
-    caller. Raises `BadConfig` if the file cannot be read, or if a key is unknown or has a wrong
-    type.
+    """Read a configuration file, and return the config with absolute paths. Raises `BadConfig` if
+    the file cannot be read, or if a key is unknown or has a wrong type. Other problems are found
+    only by `problems`, which the caller may call.
     """
     try:
         return parse_config(path.read_bytes(), path)
@@ -64,7 +65,9 @@ def read_config(path: Path) -> Config:
 
 
 def parse_config(raw: bytes, path: Path) -> Config:
-    """Parse `raw` like `read_config`, as the content of the file `path`, which need not exist."""
+    """Return the config in `raw`, the content of a configuration file. The file `path` need not
+    exist; it is named in errors, and relative paths are relative to its folder. Raises `BadConfig`.
+    """
     try:
         tables = msgspec.toml.decode(raw)
         config = msgspec.convert(tables, Config)
@@ -91,8 +94,8 @@ def preset(name: str) -> Path:
 
 
 def located(base: Path, path: str) -> str:
-    """Return the absolute path of a file. `path`: the path as written in a config. `base`: folder
-    to which a relative path is relative.
+    """Return the absolute form of `path`, a path in a config. `base`: folder to which a relative
+    path is relative.
     """
     if path.startswith(_SHIPPED):
         return str(_PACKAGE / path.removeprefix(_SHIPPED))
@@ -109,8 +112,9 @@ def _resolved(
     mark: str,
     text: str,
 ) -> str:
-    """Return `text` with its path made absolute if, according to its mark, it is or contains a
-    path. That includes the SQLite file in a store's URL, and a model that is a folder, not a name.
+    """Return `text` with its path made absolute. `mark`: mark of the text's type. A text with the
+    mark "store" is a URL that may contain the path of a SQLite file; a text with the mark "model"
+    is a folder or a name. A text without a path is returned unchanged.
     """
     if mark == "store":
         scheme, separator, file = text.partition(":///")
@@ -183,8 +187,8 @@ def _joined(table: str, key: str) -> str:
 
 
 def _instead(unknown: str, place: str, table: str) -> str:
-    """Return a hint for an unknown key: the most similar key of this table or another one. If no
-    key is similar, list all keys of this table. `place`: the table as in msgspec's message.
+    """Return a hint for an unknown key: the most similar key of its table or another table. If no
+    key is similar, list all keys of its table. `place`: the table, written as in msgspec's message.
     `table`: the table's key in the file.
     """
     here = {key: _joined(table, key) for key in _keys(place)}
@@ -199,8 +203,8 @@ def _keys(place: str) -> list[str]:
 
 
 def _kind(place: str) -> Type:
-    """Return the type of a key, given as in msgspec's messages, such as `engines[...].path` or
-    `roles.answer.fallbacks[0]`.
+    """Return the type of the key `place`, written as in msgspec's messages, such as
+    `engines[...].path` or `roles.answer.fallbacks[0]`.
     """
     kind = type_info(Config)
     for step in re.findall(r"\[|[a-z_]\w*", place):
@@ -215,9 +219,8 @@ def _kind(place: str) -> Type:
 
 
 def _bad_entry(entries: dict[str, Any], section: type) -> str:
-    """Return the name of the first invalid entry, such as NAME for `[engines.NAME]`, because
-    msgspec's message does not contain it. `section`: type of the entries. `*` if all entries are
-    valid.
+    """Return the name of the first invalid entry, such as NAME for `[engines.NAME]`; `*` if all
+    entries are valid. msgspec's message does not contain this name. `section`: type of the entries.
     """
     for name, entry in entries.items():
         try:

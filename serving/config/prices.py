@@ -29,8 +29,8 @@ async def prices_of(
 
 
 async def unpriced(config: Config) -> Iterable[str]:
-    """Return the models of the config that have no known price. Their calls are refused for tenants
-    with a limit in dollars.
+    """Return the models in the config without a known price. For a tenant with a limit in dollars,
+    calls of these models are refused.
     """
     roles = config.roles.by_name
     prices = await prices_of(roles, config.prices)
@@ -67,8 +67,9 @@ def listed_price(model: str) -> Price | None:
 
 
 def litellm_entry(model: str) -> Mapping[str, Any]:
-    """Return the entry of a model in LiteLLM's table, under its full name or its name without the
-    provider's prefix. Empty if there is none, or if LiteLLM is not installed.
+    """Return the entry of a model in LiteLLM's table, under the model's full name or its name
+    without the provider's prefix. The entry is empty if the table has none, or if LiteLLM is not
+    installed.
     """
     if importlib.util.find_spec("litellm") is None:
         return {}

@@ -1,5 +1,5 @@
-"""Find the API keys (in environment variables) and packages that a configuration needs, but that
-this machine lacks. Read the API keys.
+"""Read API keys from environment variables. Find API keys and packages that a configuration needs,
+but that are missing on this machine.
 """
 
 import importlib.util

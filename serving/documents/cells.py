@@ -1,4 +1,6 @@
-"""Read delimited text and workbooks. Each row becomes a text with the names of its columns."""
+"""Read delimited text and workbooks. Each row becomes a text in which each value follows the name
+of its column.
+"""
 
 import csv
 import io
@@ -22,15 +24,18 @@ from serving.documents.metadata import archive_metadata
 from serving.documents.text import decode
 
 Rows = Iterator[tuple[int, list[str]]]
-"""Rows of cells, each with its row number in the spreadsheet, or its line number in the text file.
+"""Pairs of a number and the cells of a row. The number is the row's number in the spreadsheet, or
+its line number in the text file.
 """
 
 _MAX_FIRST = 100_000
-"""Number of characters at the beginning of the text in which the delimiter is detected."""
+"""The delimiter is detected in this number of characters at the beginning of the text."""
 _MAX_NAME_CHARS = 200
-"""Max characters of a column's name, which is repeated in every row."""
+"""Max characters of a column's name. The name is repeated in every row."""
 _NUMBER = re.compile(r"(?!(?:1[5-9]|20)\d\d$)(?:(?=\W*\d)[\W\d]+|\d[\d.,]*\s*\w{1,3})")
-"""Matches a number or a date. A row with one is no header, but years are allowed in headers."""
+"""Matches a number or a date, but not a year from 1500 to 2099. A row with a match is not a
+header.
+"""
 
 
 def read_delimited(path: Path) -> Document:
@@ -53,10 +58,11 @@ def read_workbook(path: Path) -> Document:
 
 
 def delimited(text: str) -> Rows:
-    """Yield the records of delimited text, each with the number of the line in which it begins.
+    """Yield the records of delimited text, each with the number of its first line.
 
     The delimiter is a tab if the first line has a tab outside of quotes, else the most frequent of
-    `,`, `;` and `|` in that line. Raises `ValueError`, with the line number, if quotes are wrong.
+    `,`, `;` and `|` in that line. Raises `ValueError`, with the line number, if quotes are not
+    well-formed.
     """
     first = re.sub('"[^"]*"', "", text[:_MAX_FIRST].lstrip()).partition("\n")[0]
     delimiter = "\t" if "\t" in first else max(",;|", key=first.count)
@@ -73,7 +79,9 @@ def delimited(text: str) -> Rows:
 
 
 def sheet_rows(sheet: Any) -> Rows:
-    """Yield the rows of a sheet of python-calamine, with values as text (`shown`)."""
+    """Yield the rows of `sheet`, an object of python-calamine, with all values converted to
+    text.
+    """
     for number, cells in enumerate(sheet.iter_rows(), 1):
         yield number, [shown(cell) for cell in cells]
 
@@ -90,7 +98,7 @@ def shown(value: object) -> str:
 
 
 def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
-    """Yield a block for each row that is not empty: `City: Krurou | Founded: 1200`.
+    """Yield a block for each row that is not empty, such as `City: Krurou | Founded: 1200`.
 
     The header is the first row with at least two filled cells, if none of its cells is a number.
     Each row with one filled cell above the header is a block without column names. `sheet`: name of
@@ -130,7 +138,7 @@ class _Workbook:
             except python_calamine.CalamineError:
                 self._book = workbook.from_path(
                     str(path)
-                )  # its error says why the file cannot be read
+                )  # this error says why the file cannot be read
         except python_calamine.PasswordError as error:
             raise encrypted(path) from error
 

@@ -1,10 +1,10 @@
-"""Cut a document into passages at the ends of sentences, with a limit of tokens.
+"""Cut a document into passages at the ends of sentences. The tokens of a passage are limited.
 
 Each sentence or heading of the document is a unit. Units are added to the current passage until the
 next unit does not fit. Then the passage is yielded. The next passage begins with the same heading
-and repeats the last sentences, up to 15 % of its tokens. A new page ends a passage, and so does a
-new section, unless the passage is short. A heading at the beginning of a passage becomes a part of
-the passage's title.
+and repeats the last sentences of the previous passage, up to 15 % of the max tokens. A new page
+ends a passage, and so does a new section, unless the passage is short. A heading at the beginning
+of a passage becomes a part of the passage's title.
 """
 
 import re
@@ -31,12 +31,12 @@ from serving.documents.metadata import MAX_CHARS, StoredPassage
 from serving.documents.source import SourceFile
 
 _OVERLAP = 0.15
-"""Max share of a passage that repeats the end of the previous passage."""
+"""A passage may repeat sentences of the previous passage, up to this share of the max tokens."""
 _SHORT = 1 / 3
-"""A passage with less than this share of the max tokens does not end at a heading."""
+"""A passage does not end at a heading if it has less than this share of the max tokens."""
 _TITLE = 1 / 4
-"""Max share of the max tokens for a title, and also for a heading; a longer heading is treated as a
-sentence.
+"""A title may take this share of the max tokens of a passage, and is shortened if it is longer. A
+heading may take the same share, and is treated as a sentence if it is longer.
 """
 _CHARS_PER_TOKEN = 16
 """A text counts as at least one token per this number of characters, because some tokenizers encode
@@ -48,7 +48,9 @@ _WORD = re.compile(r"\s*\S+")
 
 
 class Piece(NamedTuple):
-    """A part of a document that becomes a passage, with its title, page and location."""
+    """A part of a document that becomes a passage. `title`, `page` and `location` are those of the
+    passage.
+    """
 
     title: str
     text: str
@@ -67,17 +69,21 @@ class _Unit(NamedTuple):
 
 
 class Cutter(Frozen):
-    """Limits of passages, and their token counter."""
+    """Limits of passages, and the function that counts tokens. `cut` cuts a document into
+    passages.
+    """
 
     max_tokens: int
-    """Max tokens of a passage with its title."""
+    """Max tokens of a passage, including its title."""
     row_tokens: int
     """Max tokens of a corpus row that stays one passage; a longer row is cut."""
     count_tokens: Callable[[Sequence[str]], list[int]]
     """Function that returns the number of tokens of each text; see `Embedder.count_tokens`."""
 
     def cut(self, document: Document) -> Iterator[Piece]:
-        """Yield the pieces in order. Each has at most `max_tokens` tokens, with its title."""
+        """Yield the pieces of a document in order. Each has at most `max_tokens` tokens, including
+        its title.
+        """
         title = " ".join(cleaned(document.title).split())
         while len(title) > 1 and self.count([title])[0] > _TITLE * self.max_tokens:
             title = title[: len(title) * 3 // 4].rstrip()
@@ -98,9 +104,9 @@ class Cutter(Frozen):
         return [counts.get(text, 0) <= self.row_tokens for text in texts]
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text, at least 1. Of a text that is certainly longer
-        than `max_tokens` and `row_tokens`, only the beginning is tokenized; the returned number
-        then exceeds both limits, but is not exact.
+        """Return the number of tokens of each text, at least 1. If a text is certainly longer than
+        `max_tokens` and `row_tokens`, only its beginning is tokenized. The number for such a text
+        exceeds both limits, but is not exact.
         """
         max_chars = _CHARS_PER_TOKEN * (max(self.max_tokens, self.row_tokens) + 1)
         counts = self.count_tokens([text[:max_chars] for text in texts]) if texts else []
@@ -122,7 +128,9 @@ class _Passage:
         self._heading: _Unit | None = None
         self._units: list[_Unit] = []
         self._repeated = 0
-        """Number of units at the beginning that are repeated from the previous passage."""
+        """The first units of the passage repeat units of the previous passage. This is their
+        number.
+        """
 
     def add(self, unit: _Unit) -> Iterator[Piece]:
         """Add the next sentence or heading. Yield the passages that are full."""
@@ -149,8 +157,8 @@ class _Passage:
             self._units.append(part._replace(is_heading=False))
 
     def end(self) -> Iterator[Piece]:
-        """Yield the current passage, unless it only repeats text of the previous one. Then begin an
-        empty passage.
+        """Yield the current passage, unless it only repeats text of the previous passage. Then
+        begin an empty passage.
         """
         if len(self._units) > self._repeated:
             title = self._title
@@ -233,8 +241,8 @@ def _units(blocks: Iterable[TextBlock]) -> Iterator[_Unit]:
 
 
 def _space(space: str) -> str:
-    """Return white space reduced to a blank line, a line break or one space; empty if there is
-    none.
+    """Reduce white space to a blank line, a line break or one space. Return "" if `space` is
+    empty.
     """
     newlines = space.count("\n")
     if newlines:
@@ -258,12 +266,13 @@ def _chunks(text: str) -> Iterator[str]:
 def read_passages(
     source: SourceFile, cutter: Cutter, read: Callable[[Path], Iterator[Part]]
 ) -> Iterator[tuple[str, StoredPassage]]:
-    """Yield (place, passage) for each passage of a file, in order. The place is the file, or
-    `FILE:LINE` for a row, and is meant for error messages.
+    """Yield (place, passage) for each passage of a file, in order. The place is for error messages:
+    the file's path, or `FILE:LINE` for a row.
 
-    `read`: see `DocumentReader.read`. Passages of a document have the ids `NAME#N`, with N from 1.
-    Rows keep their ids, and their `document` is `NAME#ID`. Raises the errors of `read` and
-    `cutter.count_tokens`, and `BadDocument` for a file without text.
+    `read`: returns the parts of a file, as `DocumentReader.read` does. NAME is the file's name.
+    Passages of a document have the ids `NAME#N`, with N from 1. Rows keep their ids, and their
+    `document` is `NAME#ID`. Raises the errors of `read` and `cutter.count_tokens`, and
+    `BadDocument` for a file without text.
     """
     path = Path(source.path)
     parts = read(path)

@@ -1,5 +1,5 @@
-"""Values that document readers return: a title and blocks of text, or the rows of a corpus file.
-Functions that several readers use.
+"""Types of the values that document readers return: a title and blocks of text, or the rows of a
+corpus file. Also functions that several readers use.
 """
 
 import gzip
@@ -42,7 +42,7 @@ _PACKED = frozenset(
     ".pdf .docx .odt .pptx .epub .msg .xlsx .xlsm .xls .ods .parquet "
     ".png .jpg .jpeg .tif .tiff .bmp .webp".split()
 )
-"""Suffixes of kinds of files that are not read if they are also compressed with gzip (`.gz`)."""
+"""Suffixes of files that are not read if they are also compressed with gzip, as in `.pdf.gz`."""
 _KIND_OF = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes.split()} | {
     "": "text"
 }
@@ -50,11 +50,13 @@ READ = (
     f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz "
     "(images with the extra `ocr`)"
 )
-"""All supported kinds of files, as a text for messages."""
+"""Text for messages that lists all supported kinds of files."""
 MAX_BYTES = 256 << 20
 """Max size in bytes, after unpacking, of a file that is read into memory as a whole."""
 MAX_MARKUP_BYTES = 32 << 20
-"""Max size in bytes of markup, whose parsed tree takes many times as much memory."""
+"""Max size of markup in bytes. The limit is low, because a parsed tree takes many times as much
+memory.
+"""
 
 _MARKUP = (".xml", ".rels", ".html", ".xhtml", ".htm", ".opf")
 _BATCH_ITEMS = 256
@@ -81,7 +83,7 @@ _NO_TITLE = re.compile(
 _COMMON_NAMES = frozenset(
     "readme license licence copying copyright changelog changes news notice index".split()
 )
-"""File names that are too common for a title, so that the folder's name is added to them."""
+"""File names that are too common for a title. In a title, the folder's name is put before them."""
 
 
 class Title(Frozen, tag=True):
@@ -95,7 +97,7 @@ class TextBlock(Frozen, tag=True):
     """A paragraph, a row of a table, a page, or a whole text."""
 
     text: str
-    """The text with its original white space; empty if the block is only a heading."""
+    """Text of the block with its original white space; empty if the block is only a heading."""
     heading: str | None = None
     """The heading above the text; None if there is none."""
     page: int | None = None
@@ -114,10 +116,10 @@ class Unread(Frozen, tag=True):
 
 
 class CorpusRow(Frozen, tag=True):
-    """A row of a corpus file."""
+    """A row of a corpus file (JSON lines or Parquet with one passage per row)."""
 
     where: str
-    """File and line."""
+    """File and line of the row, as `FILE:LINE`."""
     passage: StoredPassage
 
 
@@ -125,11 +127,11 @@ Part = Title | TextBlock | CorpusRow | Unread
 
 
 class Document(NamedTuple):
-    """The content of a document, which is any file except a corpus file with rows."""
+    """The content of a document. Every file is a document, except a corpus file with rows."""
 
     title: str
     blocks: Iterable[TextBlock | Unread]
-    """Blocks in order, and parts that were not read. May be a generator."""
+    """Blocks and notes on parts that were not read, in order. May be a generator."""
     metadata: Metadata = Metadata()
     """Metadata; title and path are added later."""
 
@@ -141,8 +143,8 @@ def first_heading(blocks: Iterable[Part]) -> str | None:
 
 
 def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
-    """Yield one `Unread` that lists the left-out parts, or nothing if `counts` is empty. `counts`:
-    number of left-out parts by kind, such as `pictures`; 0 for an unknown number.
+    """Yield one `Unread` that lists the parts that were not read, or nothing if `counts` is empty.
+    `counts`: number of these parts by kind, such as `pictures`; 0 for an unknown number.
     """
     if counts:
         yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))
@@ -152,7 +154,7 @@ def packed_document(
     path: Path, content: bytes, blocks: Iterable[TextBlock], unread: Mapping[str, int]
 ) -> Document:
     """Return the document of a packed file (a ZIP archive). Its title is the title in the file's
-    properties, or else the first heading. `unread`: number of left-out parts by kind.
+    properties, or else the first heading. `unread`: number of parts that were not read, by kind.
     """
     about = archive_metadata(content)
     title = title_of(path, about.title, first_heading(blocks))
@@ -182,7 +184,7 @@ def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Return the kind of a file, determined by its name; None for an unknown kind."""
+    """Return the kind of a file according to its name; None for an unknown kind."""
     unpacked = _unpacked(path)
     suffix = unpacked.suffix.lower()
     if suffix[1:].isdecimal():  # a version, as in LGPL-2.1, or the section of a manual
@@ -226,7 +228,9 @@ def cleaned(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    r"""Return text with non-UTF-8 bytes of file names (surrogates) as escapes such as `\xe9`."""
+    r"""Return `text` with an escape such as `\xe9` for each surrogate. In the name of a file, a
+    surrogate stands for a byte that is not UTF-8.
+    """
     return _SURROGATE.sub(r"\\x\1", text.encode("utf-8", "backslashreplace").decode())
 
 
@@ -243,8 +247,8 @@ def read_content(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def read_archive(path: Path, kind: str) -> bytes:
-    """Return the content of a ZIP archive, such as an office document. Its unpacked size is checked
-    before anything is unpacked. `kind`: kind of the document, for messages.
+    """Return the content of a ZIP archive, such as an office document. The archive's unpacked size
+    is checked before anything is unpacked. `kind`: kind of the document, for messages.
 
     Raises `BadDocument` if the file is no archive or its unpacked size is too large, and `OSError`.
     """

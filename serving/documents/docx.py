@@ -1,4 +1,4 @@
-"""DOCX: paragraphs and table rows, in order."""
+"""Read DOCX: paragraphs and table rows, in order."""
 
 import io
 from collections import Counter
@@ -16,8 +16,8 @@ _DUPLICATES = (
     f"{_WORD}moveFrom",
     f"{_WORD}rt",
 )
-"""Elements whose text is also in other elements: text boxes in a form for old programs, moved text
-at its former place, and pronunciations (ruby).
+"""Elements that are dropped: text boxes repeated in a form for old programs, moved text at its
+former place, and pronunciations (ruby).
 """
 _REPLACEMENTS = {
     f"{_WORD}p": "\n",
@@ -32,7 +32,9 @@ _NOTES = {
 }
 _NOTE_LISTS = [f"{tag}s" for tag in _NOTES.values()]
 _PARTS = frozenset(("footnotes", "endnotes", "comments", "header", "footer"))
-"""Types of the parts of a DOCX file that are read in addition to its body."""
+"""A DOCX file has a body and further parts. Parts of these types are read in addition to the
+body.
+"""
 _NOT_READ = {
     f"{_WORD}delText": "tracked deletions",
     f"{_WORD}altChunk": "embedded documents",
@@ -55,11 +57,11 @@ _SYMBOLS = {
     "Wingdings": 76 * _UNKNOWN
     + f"●{2 * _UNKNOWN}□{8 * _UNKNOWN}☒{46 * _UNKNOWN}▪◻{54 * _UNKNOWN}←→↑↓↖↗↙↘{20 * _UNKNOWN}✗✓☒☑",
 }
-"""Unicode characters of symbol fonts by font, for the codes from 32 on."""
+"""Unicode characters of the codes from 32 on in symbol fonts, by the font's name."""
 
 
 def read_docx(path: Path) -> Document:
-    """Read a DOCX file. The title is the title property, or else the first heading. Raises
+    """Read a DOCX file. Its title is the title property, or else the first heading. Raises
     `BadDocument` for a large, encrypted or damaged file, and `OSError`.
     """
     import docx
@@ -111,8 +113,8 @@ def _prepare(root: Any) -> None:
 def _blocks(
     body: Any, headings: set[str], notes: dict[tuple[str, str | None], Any]
 ) -> Iterator[TextBlock]:
-    """Yield the blocks of the text, each followed by the footnotes, endnotes and comments to which
-    it refers. These are removed from `notes`.
+    """Yield the blocks of the text. After each block, yield the footnotes, endnotes and comments to
+    which the block refers, and remove them from `notes`.
     """
     heading: str | None = None
     for element in _paragraphs_and_rows(body):
@@ -134,7 +136,7 @@ def _id(element: Any) -> str | None:
 
 
 def _paragraphs_and_rows(element: Any) -> Iterator[Any]:
-    """Yield the paragraphs and table rows with values below an element, at any depth."""
+    """Yield the paragraphs, and the table rows that have values, below an element at any depth."""
     for child in element:
         if child.tag == f"{_WORD}p" or (child.tag == f"{_WORD}tr" and _has_values(child)):
             yield child

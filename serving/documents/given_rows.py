@@ -21,19 +21,19 @@ class GivenRows(NamedTuple):
     """Known rows of a table, read from a file."""
 
     values: Sequence[Mapping[str, str]] = ()
-    """Values of each row, by name of the table's column; empty for an unknown value."""
+    """Values of each row, by the name of the table's column. An unknown value is empty."""
     lines: Sequence[int] = ()
     """Line number of each row in the file."""
     others: Mapping[tuple[str, ...], Mapping[str, str]] = {}
-    """Values of the file's further columns, which the table does not have: for each row, by the
-    values of its key columns.
+    """Values of the file's further columns, which the table does not have. The outer key is a row's
+    values in the key columns, and the inner key is the name of the column.
     """
 
 
 def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
-    """Return the rows of `file`. Its first line must have names of columns in any order, at least
-    one of them from the table's `columns`. Raises `BadConfig` if the file cannot be read, with the
-    line number if a line is wrong.
+    """Return the rows of `file`. The file's first line must list names of columns in any order, and
+    at least one of them must be in the table's `columns`. Raises `BadConfig` if the file cannot be
+    read, or with a line number if a line is invalid.
     """
     names = {normal_name(column.name): column.name for column in columns}
     rows: list[dict[str, str]] = []
@@ -76,16 +76,16 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
 
 
 def _unquoted(cell: str) -> str:
-    """Return the value of a cell without the leading apostrophe that `inert` puts before a value
-    which a spreadsheet would otherwise interpret as a formula.
+    """Return the value of a cell without the apostrophe that `inert` has put before it. `inert`
+    does so because a spreadsheet would otherwise interpret the value as a formula.
     """
     return cell[1:] if cell.startswith("'") and inert(cell[1:]) == cell else cell
 
 
 def read_cells(file: Path) -> Rows:
-    """Yield the number and the cells of each row of `file`: delimited text in any encoding, or a
-    workbook, of which only the first sheet is read. Raises `ValueError` for a file that is
-    malformed.
+    """Yield the number and the cells of each row of `file`, which is delimited text in any
+    encoding, or a workbook. Only the first sheet of a workbook is read. Raises `ValueError` for a
+    malformed file.
     """
     if file.suffix.lower() != ".xlsx":
         for line, cells in delimited(decode(file.read_bytes(), file)):

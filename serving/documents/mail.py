@@ -26,7 +26,7 @@ from serving.documents.markup import read_page
 from serving.documents.metadata import metadata_of
 
 ReadFile = Callable[[Path], Document | None]
-"""Function that reads a file as the kind that its name states; it returns None if that kind is not
+"""Function that reads a file, whose kind follows from its name. It returns None if that kind is not
 supported.
 """
 
@@ -36,19 +36,22 @@ _HEADERS = ("From", "To", "Cc", "Date", "Subject", "Keywords")
 
 
 class _Policy(policy.EmailPolicy):
-    """Parsing policy that cuts long headers, because the time for parsing them grows faster than
-    their length.
+    """Parsing policy that cuts long headers, because parsing takes more than linear time in a
+    header's length.
     """
 
     def header_source_parse(self, sourcelines: Any) -> tuple[str, str]:
-        """See `email.policy.Policy`."""
+        """Parse a header as `email.policy.Policy` specifies, and cut its value to
+        `_MAX_HEADER_CHARS`.
+        """
         name, value = super().header_source_parse(sourcelines)
         return name, value[:_MAX_HEADER_CHARS]
 
 
 def read_eml(path: Path, read_file: ReadFile) -> Document:
-    """Read a message: main headers, text, and attachments. `read_file`: reads an attachment. Raises
-    `BadDocument` for a large file, `ValueError` for a file without headers, and `OSError`.
+    """Read an email message: its main headers, its text, and its attachments. `read_file`: reads an
+    attachment. Raises `BadDocument` for a large file, `ValueError` for a file without headers, and
+    `OSError`.
     """
     message: Any = BytesParser(_class=EmailMessage, policy=_Policy()).parsebytes(read_content(path))
     if not message.keys():
@@ -61,8 +64,8 @@ def read_eml(path: Path, read_file: ReadFile) -> Document:
 
 
 def read_msg(path: Path, read_file: ReadFile) -> Document:
-    """Read a message of Outlook. See `read_eml`. Raises `BadDocument` for a large file, and
-    `OSError`.
+    """Read a message of Outlook: its main headers, its text, and its attachments. `read_file`:
+    reads an attachment. Raises `BadDocument` for a large file, and `OSError`.
     """
     import oxmsg
 
@@ -95,7 +98,7 @@ def _body(content: str | None, kind: str, path: Path) -> list[TextBlock | Unread
 
 
 def _files(part: Any) -> Iterator[tuple[str, bytes]]:
-    """Yield name and content of an attachment, or of each part of a multipart attachment."""
+    """Yield the name and content of an attachment, or of each part of a multipart attachment."""
     kind = part.get_content_type()
     if kind.startswith("multipart/"):
         yield from chain.from_iterable(map(_files, part.iter_parts()))
@@ -128,8 +131,8 @@ def _with_attachments(
     files: Iterator[tuple[str, bytes | None]],
     read_file: ReadFile,
 ) -> Iterator[TextBlock | Unread]:
-    """Yield the blocks of a message, then the blocks of its attachments, with the attachment's name
-    as location.
+    """Yield the blocks of a message, and then the blocks of its attachments. The location of an
+    attachment's block begins with the attachment's name.
     """
     yield from blocks
     for number, (given, content) in enumerate(files, 1):

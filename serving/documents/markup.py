@@ -1,4 +1,4 @@
-"""Read HTML, and Markdown, which is first converted to HTML."""
+"""Read HTML and Markdown. Markdown is first converted to HTML."""
 
 import re
 import tomllib
@@ -24,7 +24,9 @@ from serving.documents.text import decode, web_encoding
 
 _DROPPED = frozenset("script style nav template title iframe metadata rt rp annotation".split())
 _NAMED = frozenset("nav template iframe frame object embed video audio canvas".split())
-"""Elements that are not read, and are reported as unread if they have content."""
+"""Elements that are reported as not read. `nav` and `template` are reported only if they contain
+text.
+"""
 _INLINE = frozenset(
     "a abbr acronym b bdi bdo big cite code data del dfn em font i img input ins kbd "
     "label mark meter output q ruby rp "
@@ -43,12 +45,12 @@ _CHARSET = re.compile(
 )
 _FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(.*?\n)?\1[ \t]*(?:\n|$)", re.S)
 _MAX_NESTING = 100
-"""Max nesting level of lists and quotes in Markdown; deeper Markdown is refused."""
+"""Max nesting depth of lists and quotes in Markdown. A document with deeper nesting is refused."""
 _COMMENT = re.compile(rb"<!--.*?(?:-->|$)", re.S)
 _SECTION = re.compile(r"<(?=!\[CDATA\[|\?(?!xml))")
-"""Matches the beginning of a CDATA section or of server-side code; both are read as text."""
+"""Matches the beginning of a CDATA section, or of server-side code. Both are read as text."""
 _END = "\U0010fffd\U0010fffd"
-"""Marker that is added at the end of a page. If the parser has read the whole page, the last text
+"""Marker that is added at the end of a page. The parser has read the whole page only if a text
 contains the marker.
 """
 _CLOSING_TAG = re.compile("</(?:body|html)", re.I)
@@ -68,7 +70,7 @@ def read_html(path: Path) -> Document:
 
 
 def read_markdown(path: Path) -> Document:
-    """Read a Markdown file. The title is that in the front matter, or else the first heading.
+    """Read a Markdown file. The title is the title in the front matter, or else the first heading.
     Raises `BadDocument` for a file that is large, binary or too deeply nested, and `OSError`.
     """
     from markdown_it import MarkdownIt
@@ -98,8 +100,8 @@ def read_markdown(path: Path) -> Document:
 
 
 def _yaml(text: str) -> dict[str, Any]:
-    """Return the fields of front matter in YAML. Raises `ValueError` if it is no mapping, and
-    `YAMLError` or `RecursionError` if it cannot be parsed.
+    """Return the fields of front matter in YAML. Raises `ValueError` if the YAML is not a mapping,
+    and `YAMLError` or `RecursionError` if it cannot be parsed.
     """
     from yaml import BaseLoader
 
@@ -111,8 +113,8 @@ def _yaml(text: str) -> dict[str, Any]:
 
 
 def _no_markup(names: str) -> re.Pattern[str]:
-    """Return a pattern that matches each `<` that begins neither a complete comment nor a complete
-    tag with one of these names.
+    """Return a pattern that matches each `<` that is text: it begins neither a complete comment nor
+    a complete tag with one of the names in `names`.
     """
     attribute = r"""\s++[^\s"'<>/=]++(?:\s*+=\s*+(?:"[^"<]*+"|'[^'<]*+'|[^\s"'=<>`]++))?+"""
     return re.compile(
@@ -125,8 +127,8 @@ _NO_MARKUP = {
     "html_inline": _no_markup(f"{' '.join(_INLINE)} br div li ol p ul"),
     "html_block": _no_markup(f"{' '.join(_INLINE | _HEADINGS)} br div li ol p ul {_BLOCKS}"),
 }
-"""Patterns that match a `<` in Markdown which is text, as in a sentence about `<script>`, by type
-of Markdown token.
+"""Patterns by type of Markdown token. They match a `<` that is text, as in a sentence about
+`<script>`.
 """
 
 
@@ -136,7 +138,9 @@ def _html_block(
     end: int,
     silent: bool,
 ) -> bool:
-    """Parse an HTML block if it begins with markup; return False if it is part of a paragraph."""
+    """Parse an HTML block, as a rule of markdown-it. Return False if the lines do not begin with
+    markup, and so belong to a paragraph.
+    """
     from markdown_it.rules_block import html_block
 
     first = state.bMarks[start] + state.tShift[start]
@@ -159,16 +163,16 @@ def _too_deep(path: Path) -> BadDocument:
 
 
 def _declared(content: bytes) -> str | None:
-    """Return the encoding that the page declares, by Python's name; None if it declares none or an
-    unknown encoding.
+    """Return Python's name of the encoding that the page declares; None if the page declares no
+    encoding, or an unknown encoding.
     """
     declaration = _CHARSET.search(_COMMENT.sub(b"", content[:2048]))
     return web_encoding((declaration[1] or declaration[2]).decode()) if declaration else None
 
 
 def read_page(html: str, path: Path, title: str | None = None) -> Document:
-    """Parse an HTML page. If it has exactly one `<main>` element with text, only this element is
-    read.
+    """Parse an HTML page. If the page has exactly one `<main>` element, and this element has text,
+    only this element is read.
 
     Raises `BadDocument` for a page whose elements are nested too deeply.
     """
@@ -209,8 +213,8 @@ def read_page(html: str, path: Path, title: str | None = None) -> Document:
 
 
 def _with_end(html: str) -> str:
-    """Return the page with `_END` at the end of the body, because libxml2 drops text after
-    `</html>`.
+    """Return the page with `_END` at the end of its body. `_END` is put before the closing tags,
+    because libxml2 drops text after `</html>`.
     """
     last = {tag[0].lower(): tag.start() for tag in _CLOSING_TAG.finditer(html)}
     ends = (start for start in last.values() if _CLOSING.match(html, start))
@@ -230,13 +234,15 @@ def _chars(blocks: Iterable[TextBlock]) -> int:
 
 
 class _Walk:
-    """Converts a tree to blocks: one for each heading, paragraph, list item and table row."""
+    """Converts a tree to blocks: a block for each heading, paragraph, list item and table row."""
 
     def __init__(self, root: Any, etree: Any) -> None:
         self._root = root
         self._etree = etree
         self.unread: Counter[str] = Counter()
-        """Number of left-out parts by kind; has the key `_END` if the end of the page was seen."""
+        """Number of parts that are not read, by kind. The key `_END` is present if the end of the
+        page was seen.
+        """
         self._parts: list[str] = []
         self._heading: str | None = None
         self._preformatted = 0
@@ -257,8 +263,8 @@ class _Walk:
                 yield from self._enter(element)
 
     def _drop(self, element: Any) -> bool:
-        """Return True if an element is left out. If readers of the page would see its content,
-        count it in `unread`.
+        """Return True if an element is left out. If people who read the page would see the
+        element's content, count the element in `unread`.
         """
         if element.tag in ("rt", "rp") and element.getparent().tag not in (
             "ruby",

@@ -1,4 +1,4 @@
-"""Metadata of documents, by which searches can be filtered."""
+"""Metadata of documents. Searches can be filtered by them."""
 
 import io
 import re
@@ -17,7 +17,8 @@ MAX_CHARS = 200
 """Max characters of each text in the metadata."""
 _MAX_TAGS = 20
 _PROPERTIES = ("core.xml", "meta.xml", ".psmdcp")
-"""Endings of the names of files that contain the properties of an office document, in its archive.
+"""Endings of file names in the archive of an office document. Files with these endings contain the
+document's properties.
 """
 _NAMES = (
     "title",
@@ -26,15 +27,15 @@ _NAMES = (
     "path",
     "tags keywords keyword subject",
 )
-"""Names of title, date, author, path and tags in different kinds of documents, in order of
-preference.
+"""Names of the title, the date, the author, the path and the tags in documents of different kinds,
+most preferred name first.
 """
 _DAY = re.compile(r"\s*(?:D:)?(\d{4})([-/.]?)(\d\d)\2(\d\d)(?!\d\d?\b)")
 """Matches the day at the beginning of a date in ISO 8601, or in PDF's format."""
 
 
 class Metadata(Frozen, gc=False, omit_defaults=True):
-    """Properties of a document. Texts are empty if unknown."""
+    """Properties of a document. The text of an unknown property is empty."""
 
     title: str = ""
     date: str = ""
@@ -42,7 +43,7 @@ class Metadata(Frozen, gc=False, omit_defaults=True):
     author: str = ""
     """Authors, separated by `; `."""
     path: str = ""
-    """The document's file (`SourceFile.name`), or the path that the row of a corpus states."""
+    """Name of the document's file (`SourceFile.name`), or the path in a row of a corpus file."""
     tags: tuple[str, ...] = ()
 
 
@@ -55,7 +56,7 @@ class StoredPassage(Passage, frozen=True, gc=False):
 def metadata_of(fields: Mapping[str, Any]) -> Metadata:
     """Return the metadata in `fields`, with texts of at most 200 characters, and at most 20 tags.
 
-    `fields`: texts and lists of texts, by name (`_NAMES`). Tags are separated by commas or
+    `fields`: texts and lists of texts, by the names in `_NAMES`. Tags are separated by commas or
     semicolons. Values of other types, and dates that cannot be parsed, are ignored.
     """
     values = [
@@ -73,7 +74,8 @@ def metadata_of(fields: Mapping[str, Any]) -> Metadata:
 
 
 def archive_metadata(content: bytes, package: str = "") -> Metadata:
-    """Return the metadata in an archive; empty metadata if there is none or it is damaged.
+    """Return the metadata of the document in an archive. They are empty if the archive has none, or
+    is damaged.
 
     `package`: name of the file with the metadata; empty for the properties of an office document.
     """
@@ -86,8 +88,8 @@ def archive_metadata(content: bytes, package: str = "") -> Metadata:
 
 
 def parsed(xml: bytes) -> Any:
-    """Return the root element of XML without resolved entities. Only the valid part is parsed.
-    Raises `ValueError` if there is none.
+    """Return the root element of `xml`. Entities are not resolved. If the XML is damaged, only its
+    valid part is parsed. Raises `ValueError` if no part is valid.
     """
     from lxml import etree
 

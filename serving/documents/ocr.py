@@ -13,14 +13,14 @@ from serving.dependencies import missing_extra
 from serving.documents.document import Document, TextBlock, Unread, title_of
 
 MAX_PAGES = 50
-"""Max pages of a document that are read by OCR; later pages are not read."""
+"""Max pages of a document to read by OCR. Further pages are not read."""
 MAX_SIDE = 1600
-"""Max width and height in pixels of an image for OCR; a larger image is scaled down first."""
+"""Max width and height of an image for OCR, in pixels. A larger image is scaled down first."""
 MODEL_BYTES = 512 << 20
-"""Max memory for the OCR models, in bytes, in addition to the max memory for a document."""
+"""Max memory for the OCR models in bytes. It is added to the max memory for a document."""
 _MAX_MEGAPIXELS = 50
 _PAGE_SECONDS = 60.0
-"""Seconds by which OCR of a page extends the time limit of its document."""
+"""Seconds that OCR of a page adds to the time limit of its document."""
 
 
 def has_ocr() -> bool:
@@ -29,16 +29,14 @@ def has_ocr() -> bool:
 
 
 def how_to_read() -> str:
-    """Return the end of an error message about a document that only OCR can read: what the user can
-    do.
-    """
+    """Return advice for the end of an error message about a document that only OCR can read."""
     if has_ocr():
         return "leave it out"
     return f"to read it by OCR, run {missing_extra('rapidocr')}; or leave it out"
 
 
 def recognised(image: Any) -> str:
-    """Return the text in a Pillow image, found by OCR, with one line per text box, from top to
+    """Find the text in a Pillow image by OCR. Return it with one line per text box, from top to
     bottom.
     """
     left, _ = signal.getitimer(signal.ITIMER_REAL)

@@ -39,7 +39,9 @@ _AS_HTML = {
     f"{_TABLE}table-row": "tr",
     f"{_TABLE}table-cell": "td",
 }
-"""HTML elements into which elements of ODT are converted, by the ODT element."""
+"""Elements of ODT are converted to elements of HTML. The keys are names in ODT, and the values are
+names in HTML.
+"""
 _NOT_READ = {
     f"{_TEXT}tracked-changes": "tracked deletions",
     f"{_DRAW}image": "pictures",
@@ -48,7 +50,7 @@ _NOT_READ = {
 
 
 def read_odt(path: Path) -> Document:
-    """Read an ODT text document. The title is the title property, or else the first heading. Raises
+    """Read an ODT text document. Its title is the title property, or else the first heading. Raises
     `BadDocument` for a large, encrypted or damaged file, and `OSError`.
     """
     from lxml import etree
@@ -73,7 +75,7 @@ def read_odt(path: Path) -> Document:
 
 
 def _move_behind_paragraph(note: Any) -> None:
-    """Move a note, which is in the middle of a sentence, behind the paragraph that contains it."""
+    """Move a note behind the paragraph that contains it, because the note is inside a sentence."""
     paragraph = next(note.iterancestors(f"{_TEXT}p", f"{_TEXT}h"), None)
     if paragraph is None:
         return
@@ -87,7 +89,7 @@ def _move_behind_paragraph(note: Any) -> None:
 
 
 def read_epub(path: Path) -> Document:
-    """Read the pages of an e-book in order. The title is that in the book's metadata. Raises
+    """Read the pages of an e-book in order. The title is the title in the book's metadata. Raises
     `BadDocument` for a large, encrypted or damaged book, and `OSError`.
     """
     content = read_archive(path, "EPUB")

@@ -23,32 +23,31 @@ from serving.documents.ocr import MAX_PAGES, MAX_SIDE, has_ocr, how_to_read, rec
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
 _HYPHEN = re.compile(r"[\ufffe\x02](?:\r?\n)?")
-"""Matches the character that PDFium returns for a hyphen in a word that continues on the next line.
+"""Matches the character that PDFium returns for a hyphen at the end of a line, if the hyphen
+divides a word.
 """
 _SHORT_LINE = 0.6
-"""A line that is shorter than this share of the page's longest line ends a paragraph, or is a
-heading.
+"""A line ends a paragraph, or is a heading, if it is shorter than this share of the page's longest
+line.
 """
 _MAX_SHOWN = 20
 """Max number of page numbers in a message."""
 _AFTER_TEXT = re.compile(r"(?<=\S)[0-9+−-]+")
-"""Matches digits and signs after text, which may be superscripts."""
+"""Matches digits and signs directly after text. They may be superscripts."""
 _SAME_LINE = re.compile(r"([⁰¹²³⁴-⁹⁺⁻])\r\n(?= )")
 """Matches a wrong line break that PDFium adds after a superscript, if the line continues with a
 space.
 """
 _RAISED = 0.25
-"""A character counts as a superscript if its baseline is raised by more than this share of its
-height.
-"""
+"""A character is a superscript if its baseline is raised by more than this share of its height."""
 _MAX_SCALE = 150 / 72
 """Max scale at which scans are rendered, in pixels per point (150 dpi)."""
 _UPRIGHT = 0.01
-"""Max angle of a character that is not rotated, in radians."""
+"""A character counts as not rotated if its angle is below this value, in radians."""
 
 
 def read_pdf(path: Path) -> Document:
-    """Read a PDF, with a block for each page. Raises `BadDocument` for a large, encrypted or
+    """Read a PDF file, with a block for each page. Raises `BadDocument` for a large, encrypted or
     damaged file, and `OSError`. If the PDF has no text at all, the iterator over its blocks raises
     `BadDocument` at the end.
     """
@@ -129,7 +128,9 @@ def _text(page: Any) -> str:
 
 
 def _place(text_page: Any, index: int) -> tuple[float, float]:
-    """Return baseline and height of a character; the height is 0 if the character is rotated."""
+    """Return the baseline and the height of a character, in points. The height is 0 if the
+    character is rotated.
+    """
     from pypdfium2 import raw
 
     x = c_double()
@@ -141,7 +142,7 @@ def _place(text_page: Any, index: int) -> tuple[float, float]:
 
 
 def _paragraphs(text: str) -> str:
-    """Return the text with the same lines, and with blank lines between paragraphs."""
+    """Return the lines of `text` with a blank line after each paragraph."""
     lines = [line.strip() for line in text.splitlines()]
     short = _SHORT_LINE * max(map(len, lines), default=0)
     paragraphs = []

@@ -1,7 +1,7 @@
 """Read documents in a child process with limits on time, memory and size.
 
-The child process is `python -m serving.documents.reader SOCKET SECONDS`. It receives paths, and
-sends the results of `read_parts`.
+The child process is `python -m serving.documents.reader SOCKET SECONDS`. It receives paths of files
+from the parent process, and sends back the results of `read_parts`.
 """
 
 import os
@@ -51,8 +51,8 @@ from serving.documents.text import read_text
 
 
 def _attachment(path: Path, levels: int = 3) -> Document | None:
-    """Read an attachment; None if its kind is not supported. `levels`: max depth to which messages
-    attached to messages are read.
+    """Return the content of an attachment; None if files of its kind are not supported. `levels`:
+    max depth of messages that are attached to messages.
     """
     kind = kind_of(path)
     if read_message := _MESSAGES.get(kind):
@@ -84,17 +84,17 @@ _READERS: dict[Kind | None, Callable[[Path], Document]] = {
     "image": read_image,
 }
 _MEMORY_BYTES = 1 << 30
-"""Max memory of the child process; not enforced on macOS."""
+"""Max memory of the child process in bytes; not enforced on macOS."""
 _MAX_CHARS = 256 << 20
 """Max characters of a document."""
 _MIN_UNPACKED_CHARS = 16 << 20
 _CHARS_PER_BYTE = 100
-"""Max unpacked characters per byte of a file; text that compresses better is not useful.
-`_MIN_UNPACKED_CHARS` characters are always allowed.
+"""Max unpacked characters per byte of a file, because text that compresses better is not useful. A
+file may always have `_MIN_UNPACKED_CHARS` characters.
 """
 _PART_CHARS = 100
-"""Number of characters that are added to the length of each part when a document's size is checked.
-Most parts become passages, whose ids stay in memory.
+"""When the size of a document is checked, this number of characters is added for each of its parts.
+Most parts become passages, and the ids of passages stay in memory.
 """
 _ENVIRONMENT = (
     "PATH",
@@ -116,15 +116,15 @@ _PACKAGES = {
     "python_calamine": "python-calamine",
     "yaml": "pyyaml",
 }
-"""Names of packages, by module, where the two names differ."""
+"""Names of packages whose modules have another name, by the module's name."""
 _ERRORS = {error.__name__: error for error in (BadConfig, BadCorpus, BadDocument, DocumentTooLarge)}
 
 
 def read_parts(path: Path) -> Iterator[Part]:
-    """Yield the rows of a corpus file, or the title and then the blocks of a document.
+    """Yield the rows of a corpus file, or the title of a document and then its blocks.
 
-    A file of an unknown kind is read as text. Raises `BadDocument` or `BadCorpus` if it cannot be
-    read, and `BadConfig` if a package is missing.
+    A file of an unknown kind is read as text. Raises `BadDocument` or `BadCorpus` if the file
+    cannot be read, and `BadConfig` if a package is missing.
     """
     with _errors_of(path):
         kind = kind_of(path)
@@ -143,9 +143,7 @@ def read_parts(path: Path) -> Iterator[Part]:
 
 @contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Convert exceptions that readers and parsers raise in the context to `RolegateError`s whose
-    messages name `path`.
-    """
+    """Convert exceptions of readers and parsers to `RolegateError`. The messages name `path`."""
     try:
         yield
     except (RolegateError, MemoryError, GeneratorExit, KeyboardInterrupt):
@@ -182,12 +180,12 @@ _decoder = msgspec.msgpack.Decoder(list[Part] | _Failed)
 
 
 class DocumentReader:
-    """Reads files in a child process, which is started for the first file, and again after a
+    """Reads files in a child process. The process is started for the first file, and again after a
     failure.
     """
 
     def __init__(self, *, seconds: float = 60.0) -> None:
-        """`seconds`: time limit for each document, and for each batch of rows of a corpus."""
+        """`seconds`: time limit for each document, and for each batch of rows of a corpus file."""
         self._seconds = seconds
         self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
 
@@ -198,7 +196,7 @@ class DocumentReader:
         self._end()
 
     def read(self, path: Path) -> Iterator[Part]:
-        """Yield the parts of a file. Raises the errors of `read_parts`, and `DocumentTooLarge`."""
+        """Yield the parts of a file, as `read_parts` does. Also raises `DocumentTooLarge`."""
         self._running = process, wire = self._running or self._start()
         is_usable = False
         try:
@@ -273,8 +271,8 @@ class DocumentReader:
 
 
 def _work(wire: Connection, seconds: float) -> None:
-    """Run the child process: read the files whose paths the parent process sends, until the parent
-    closes the connection.
+    """Do the work of the child process: receive paths of files, and send their parts, until the
+    parent process closes the connection.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     for limit, value, most in (
@@ -303,7 +301,7 @@ def _work(wire: Connection, seconds: float) -> None:
 
 
 def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:
-    """Yield the parts of a file in batches. If reading takes too long, a system timer ends this
+    """Yield the parts of a file in batches. If reading takes too long, a timer signal ends this
     process.
     """
     parts = batches(read_parts(path), _chars)

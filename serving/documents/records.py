@@ -1,4 +1,4 @@
-"""Read a JSON file: a list of records, or one record."""
+"""Read a file of JSON records. Each record becomes a block of text."""
 
 from collections.abc import Iterator
 from itertools import islice

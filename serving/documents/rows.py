@@ -1,5 +1,5 @@
-r"""Read the rows of a corpus file (JSON lines or Parquet). Each row is a passage, so that it need
-not be cut.
+r"""Read the rows of a corpus file (JSON lines or Parquet). Each row is already a passage, so only
+long rows are cut.
 
 A row is `{"id": …, "title": …, "text": …}` or, in FlashRAG's format, `{"id": …, "contents":
 "title\ntext"}`.
@@ -54,7 +54,7 @@ def read_rows(path: Path) -> Iterator[tuple[str, StoredPassage]]:
 
 
 def has_rows(path: Path) -> bool:
-    """Return True if the first line of a file is a row of a corpus."""
+    """Return True if the first line of a file is a row of a corpus file (see `read_rows`)."""
     with open_content(path) as file:
         first = file.readline(_MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
     try:

@@ -16,7 +16,7 @@ _EMBEDDED = ("EMBEDDED_OLE_OBJECT", "LINKED_OLE_OBJECT")
 
 
 def read_pptx(path: Path) -> Document:
-    """Read a presentation. The title is the title property, or else the first heading. Raises
+    """Read a presentation. Its title is the title property, or else the first heading. Raises
     `BadDocument` for a large, encrypted or damaged file, and `OSError`.
     """
     from pptx.package import Package
@@ -46,7 +46,7 @@ def read_pptx(path: Path) -> Document:
 
 def _texts(shape: Any, unread: Counter[str]) -> Iterator[str]:
     """Yield the texts of a shape and of nested shapes, and a text for each row of a table.
-    `unread`: number of left-out parts by kind, which the function increases.
+    `unread`: number of parts that are not read, by kind; the function increases these numbers.
     """
     kind = shape.shape_type.name if shape.shape_type is not None else ""
     if kind == "GROUP":

@@ -16,11 +16,11 @@ _MAX_SHOWN_CHARS = 1000
 
 
 class SourceFile(Frozen):
-    """A file, with size and time of change when it was found."""
+    """A file, with the size and the time of change that it had when it was found."""
 
     name: str
-    """Path relative to the folder above the given place, with slashes, such as `docs/a.txt`. Bytes
-    that are not UTF-8 are escaped (`escaped`).
+    """Path relative to the parent of the place where the file was found, with slashes, such as
+    `docs/a.txt`. Bytes that are not UTF-8 are escaped (`escaped`).
     """
     path: str
     """Absolute path. Bytes that are not UTF-8 are surrogates, as in `os.fsdecode`."""
@@ -30,7 +30,7 @@ class SourceFile(Frozen):
 
 
 class FoundFiles(Frozen):
-    """The files at the given places."""
+    """The files that were found at some places (files or folders)."""
 
     sources: tuple[SourceFile, ...]
     """Files to read, sorted by name. Names are unique."""
@@ -38,12 +38,13 @@ class FoundFiles(Frozen):
     """Paths of files of unsupported kinds."""
     links: tuple[str, ...]
     """Messages about paths that were not followed, such as links to other folders, and folders that
-    cannot be opened. Each is a path with the reason.
+    cannot be opened. A message is a path with the reason.
     """
 
 
 def find_sources(places: Sequence[Path]) -> FoundFiles:
-    """Find all documents at or below `places`, each file once.
+    """Find all documents at or below `places`, which are files and folders. Each file is found
+    once.
 
     Hidden files and folders are ignored. Links are followed only to files below the same place. A
     place that is a file of an unknown kind is read as text. Raises `BadDocument` for a place
@@ -85,8 +86,8 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
 
 
 def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield path and status of each file at or below `base`. Add a message to `links` for each path
-    that is not followed.
+    """Yield the path and the status of each file at or below `base`. Add a message to `links` for
+    each path that is not followed.
     """
 
     def skip(path: str | Path, reason: str | None) -> None:
@@ -119,7 +120,8 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
 def _is_read(path: Path) -> bool:
     """Return True if a file is of a readable kind.
 
-    A file that cannot be opened counts as readable, so that its reader reports the reason.
+    A file that cannot be opened counts as readable, so that the error is reported when the file is
+    read.
     """
     if path.suffix:
         return kind_of(path) is not None

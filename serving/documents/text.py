@@ -10,7 +10,7 @@ from serving.documents.document import Document, TextBlock, read_content, title_
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is a prefix of it
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16: its mark is a prefix of this mark
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -21,16 +21,18 @@ _SAMPLE_BYTES = 64 << 10
 _MIN_BYTES = 4
 """Min number of non-ASCII bytes for guessing an encoding."""
 _CP1252_SHARE = 0.6
-"""cp1252 is chosen if its confidence is at least this share of the highest confidence."""
+"""The encoding cp1252 is chosen if its confidence is at least this share of the highest confidence
+of all encodings.
+"""
 _WHOLE = frozenset(("iso2022_jp_2", "iso2022_kr", "utf-16-be", "utf-16-le"))
 """Encodings in which ASCII bytes are parts of other characters. Only texts in these encodings
-contain a byte sequence of `_SIGNS`.
+contain one of the byte sequences in `_SIGNS`.
 """
 _SIGNS = (b"\0", b"\x1b$")
 _PAIRS = frozenset(("big5hkscs", "cp932", "cp949", "euc_jis_2004", "gb18030"))
 """Chinese, Japanese and Korean encodings. A line in one of them may be valid UTF-8 by chance."""
 _NO_LETTER = re.compile("[\uf8f0-\uf8f3]")
-"""Private use characters that Python returns for undefined bytes of cp932."""
+"""Matches the private use characters that Python returns for undefined bytes of cp932."""
 _ALPHABETS = "cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp866 cp874 iso8859-5 koi8-r".split()
 _READ_AS = {
     "gbk": "gb18030",
@@ -40,9 +42,9 @@ _READ_AS = {
     "replacement": None,
     "x-user-defined": None,
 }
-"""Encodings to use instead of declared encodings: a superset of the declared encoding; UTF-8
-instead of UTF-16, because a declaration that could be read is not in UTF-16; None to ignore the
-declaration.
+"""Encodings to use instead of declared encodings. Some are supersets of the declared encoding.
+UTF-16 is replaced by UTF-8, because a text is not in UTF-16 if its declaration could be read. None
+means to ignore the declaration.
 """
 
 
@@ -54,8 +56,8 @@ def read_text(path: Path) -> Document:
 
 
 def web_encoding(label: str) -> str | None:
-    """Return Python's name for an encoding label of the web, such as `latin1`; None if it is
-    unknown.
+    """Return Python's name of an encoding. `label`: a name of the encoding on the web, such as
+    `latin1`. None if the label is unknown.
     """
     from webencodings import lookup
 
@@ -68,11 +70,12 @@ def web_encoding(label: str) -> str | None:
 
 
 def decode(content: bytes, path: Path, declared: str | None = None) -> str:
-    """Decode content by its byte order mark, as UTF-8, in the encoding `declared`, or in a guessed
-    encoding.
+    """Return `content` as text. The encoding is that of the byte order mark, or else UTF-8 if
+    `content` is valid UTF-8, or else `declared`, or else a guess.
 
     Lines that are valid UTF-8 are decoded as UTF-8, even if other lines need another encoding.
-    Undefined bytes become U+FFFD. Raises `BadDocument` for binary content. `path`: for the message.
+    Undefined bytes become U+FFFD. Raises `BadDocument` for binary content. `path`: file to name in
+    the error.
     """
     if mark := _mark(content):
         return content.decode(_MARKS[mark], "replace").removeprefix("\ufeff")
@@ -94,8 +97,8 @@ def decode(content: bytes, path: Path, declared: str | None = None) -> str:
 
 
 def is_binary(content: bytes) -> bool:
-    """Return True if content is no text: it has zero bytes or many control characters, and these
-    are not explained by a byte order mark or an encoding such as UTF-16.
+    """Return True if content is not text: it has zero bytes or many control characters, and neither
+    a byte order mark nor an encoding such as UTF-16 explains them.
     """
     sample = content[:_SAMPLE_BYTES]
     has_control = b"\0" in content or 10 * len(_CONTROL.findall(sample)) > len(sample)
@@ -108,7 +111,7 @@ def _mark(content: bytes) -> bytes | None:
 
 
 def _whole(content: bytes) -> str | None:
-    """Return the likely encoding of the content if it is one of `_WHOLE`, else None."""
+    """Return the most likely encoding of the content if that encoding is in `_WHOLE`, else None."""
     guessed = _guessed(content) if any(sign in content for sign in _SIGNS) else None
     return guessed if guessed in _WHOLE else None
 
@@ -121,8 +124,8 @@ def _utf8(line: bytes) -> str | None:
 
 
 def _guessed(content: bytes) -> str | None:
-    """Return the most likely encoding, or cp1252 if that is about as likely; None if no encoding
-    fits.
+    """Return the most likely encoding of the content, or cp1252 if cp1252 is almost as likely. None
+    if no encoding fits.
     """
     from chardet import detect_all
 

@@ -1,10 +1,10 @@
 """Run a program. When the parent of this process dies, end the program and all its descendants.
 
-Linux can signal a child when its parent dies (`PR_SET_PDEATHSIG`), but not the grandchildren, and
-launchers such as `npx` run the real server as their child. So this supervisor runs between the
-gateway and the launcher. When the gateway dies, Linux sends the supervisor SIGTERM, and the
-supervisor ends its whole process group. Popen's `preexec_fn` cannot be used instead: in a process
-with gRPC's threads, code between fork and exec sometimes aborts.
+When a process dies, Linux can signal its children (`PR_SET_PDEATHSIG`), but not its grandchildren.
+Launchers such as `npx` run the real server as their child. So this supervisor runs between the
+gateway and the launcher. When the gateway dies, Linux sends SIGTERM to the supervisor, which ends
+its whole process group. Popen's `preexec_fn` cannot be used instead: in a process with gRPC's
+threads, code between fork and exec sometimes aborts.
 
 Usage: `python -I -S child_supervisor.py PROGRAM [ARGUMENT …]`, as the leader of a new session.
 """
@@ -23,7 +23,7 @@ def _kill_group(*_signal: object) -> None:
 
 
 def _end_group(*_signal: object) -> None:
-    """Ask the process group to end, and kill it after `_GRACE_S` seconds."""
+    """Send SIGTERM to the group of this process, and SIGKILL after `_GRACE_S` seconds."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.killpg(0, signal.SIGTERM)
     signal.signal(signal.SIGALRM, _kill_group)
@@ -31,7 +31,7 @@ def _end_group(*_signal: object) -> None:
 
 
 def main() -> None:
-    """Run the program in the arguments, and exit with its status."""
+    """Run the program that the command-line arguments name, and exit with the program's status."""
     signal.signal(signal.SIGTERM, _end_group)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     child = os.fork()

@@ -1,4 +1,4 @@
-"""A vLLM engine as a child process."""
+"""Run a vLLM engine (an OpenAI-compatible server of one model) as a child process."""
 
 import importlib.metadata
 import importlib.util
@@ -21,11 +21,11 @@ Log = Callable[[str], None]
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
-"""Names of CPU features that mean, on x86 or ARM, that the CPU has bf16 instructions."""
+"""CPU features (on x86 or ARM) whose presence means that the CPU has bf16 instructions."""
 _ADAPTER_SLOTS = MAX_LOADED + 1
-"""Number of adapter slots of an engine: one more than are used, because the last slot must stay
-empty. On a CPU, vLLM 0.32 gives a call without an adapter the slot index -1, and so would apply an
-adapter in the last slot.
+"""Number of slots for LoRA adapters in an engine. It is one more than the number of loaded
+adapters, because the last slot must stay empty. On a CPU, vLLM 0.32 uses slot index -1 for a call
+without an adapter, and so would apply an adapter in the last slot.
 """
 _LOGS = Path("~/.cache/rolegate/logs")
 _THREADS_BIND = "VLLM_CPU_OMP_THREADS_BIND"
@@ -47,8 +47,9 @@ def cores() -> int:
 
 
 def computes_in_bf16(described: Path = _CPUINFO) -> bool:
-    """Return False if the CPU has no bf16 instructions. Return True if it has, and also if the file
-    cannot be read or lists no CPU features. `described`: file in the format of /proc/cpuinfo.
+    """Return True if the CPU has bf16 instructions, or if this is unknown because the file
+    `described` cannot be read or lists no CPU features. `described`: file in the format of
+    /proc/cpuinfo.
     """
     try:
         text = described.read_text()
@@ -79,17 +80,17 @@ async def engine(
     logs: Path = _LOGS,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[str]:
-    """Run a vLLM engine that serves a model under the names `served`, and yield the engine's base
-    URL, `http://…/v1`.
+    """Run a vLLM engine while the context is open, and yield the engine's base URL, `http://…/v1`.
+    The engine serves its model under each of the names `served`.
 
     If the engine dies or hangs, `on_change` is called, and the engine is restarted at the same
     address, without the adapters that were loaded. If only a computation hangs, the engine is not
-    restarted, because vLLM still answers health checks; the calls then time out.
+    restarted, because vLLM still answers health checks; model calls then time out.
 
-    `cpu_threads`: number of threads of an engine on a CPU. Threads that wait keep a core busy, so
-    if all engines together have more threads than there are cores, every engine gets several times
-    slower. `logs`: folder for the file with vLLM's output; the file is deleted unless the engine
-    has failed. Raises `BadConfig` if vLLM is not installed or does not start.
+    `cpu_threads`: number of threads of an engine on a CPU. Waiting threads keep a core busy. So if
+    all engines together have more threads than there are cores, every engine gets several times
+    slower. `logs`: folder for the file with vLLM's output. The file is deleted on exit, unless the
+    engine has failed. Raises `BadConfig` if vLLM is not installed or does not start.
     """
     if importlib.util.find_spec("vllm") is None:
         raise BadConfig(
@@ -162,7 +163,7 @@ def _environment(config: EngineConfig, cpu_threads: int) -> dict[str, str]:
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if _on_cpu() and _THREADS_BIND not in os.environ:
         # On a CPU, vLLM runs an engine's worker in a second process, and each process keeps a core
-        # busy while it waits for the other. The second process is only needed to bind threads to
-        # cores.
+        # busy while it waits for the other process. The second process is only needed to bind
+        # threads to cores.
         environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment

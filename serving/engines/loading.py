@@ -1,4 +1,4 @@
-"""Load published versions of the executor, which are LoRA adapters, into its running engine."""
+"""Load versions of the executor into its running engine. A version is a published LoRA adapter."""
 
 import asyncio
 from collections.abc import Callable, Container, Mapping
@@ -16,12 +16,12 @@ from serving.engines.versions import VersionManifest, base_sha256, verified
 
 _log = structlog.get_logger("versions")
 MAX_LOADED = 7
-"""Max number of versions that are loaded in an engine at a time."""
+"""Max number of versions in an engine at a time."""
 
 
 class Loading:
-    """Loads versions of the executor into its engine, by name. If the engine is full, it first
-    unloads the least recently loaded version that is not in use.
+    """Loads versions of the executor into its engine, by name. If the engine is full, the least
+    recently loaded version that is not in use is unloaded first.
     """
 
     def __init__(
@@ -45,12 +45,13 @@ class Loading:
         self._replicas = [Adapters(session, url, key) for url in urls]
         self._changing = asyncio.Lock()
         self._loaded: dict[str, None] = {}
-        """The loaded versions as keys, the least recently loaded one first."""
+        """The loaded versions as keys, the least recently loaded version first."""
         self._in_use = in_use
 
     async def first(self) -> tuple[str, str] | None:
         """Load the version that `versions.start` names, and return its name and its manifest as
-        JSON. Return None if the key is not set. Raises `BadConfig` if the version cannot be loaded.
+        JSON. Return None if this key of the config is not set. Raises `BadConfig` if the version
+        cannot be loaded.
         """
         if self._versions.start is None:
             return None
@@ -64,8 +65,8 @@ class Loading:
         """Check a version, load it in all replicas of the engine, and return its manifest as JSON.
 
         Raises `BadVersion` if the files do not match the manifest, if the version was trained on
-        another model, or if all loaded versions are in use; and `UpstreamUnavailable` if no replica
-        can be reached.
+        another model than the engine serves, or if the engine is full and all its versions are in
+        use. Raises `UpstreamUnavailable` if no replica can be reached.
         """
         if not self._replicas:
             raise BadVersion(
@@ -79,8 +80,8 @@ class Loading:
             loading = (adapters.load(version, folder) for adapters in self._replicas)
             results = await asyncio.gather(*loading, return_exceptions=True)
             failures = [result for result in results if isinstance(result, Exception)]
-            # A replica that is unreachable now loads the version later, when it refuses a call for
-            # that version
+            # If a replica is unreachable, the version is loaded into it later, when it refuses a
+            # call for that version
             for failure in failures:
                 unreachable = isinstance(failure, UpstreamUnavailable)
                 if not unreachable or len(failures) == len(self._replicas):

@@ -18,8 +18,8 @@ from router.errors import BadConfig
 from router.frozen import Frozen
 
 OnChange = Callable[[str | None], None]
-"""Callback that is called with the reason when a server goes down, and with None when it is up
-again.
+"""Callback that is called with the reason when a server goes down, and with None when the server is
+up again.
 """
 
 _READY_INTERVAL_S = 0.2
@@ -33,8 +33,8 @@ DYING_WITH_PARENT = (
     if sys.platform == "linux"
     else ()
 )
-"""Prefix for a command. On Linux, it makes the command's program and all descendants end when this
-process dies, even if it is killed. Empty on other systems.
+"""Prefix for a command. On Linux, the prefix makes the command's program and all its descendants
+end when this process ends, even if this process is killed. Empty on other systems.
 """
 _log = structlog.get_logger("engine")
 
@@ -58,7 +58,7 @@ class ServerProcess:
 
     async def start(self) -> None:
         """Start the server and wait until it is ready. Raises `BadConfig`, with the last lines of
-        the server's output, if it ends or is not ready in time.
+        the server's output, if the server ends or is not ready in time.
         """
         with self.log.open("ab") as output:
             self._process = await asyncio.create_subprocess_exec(
@@ -89,7 +89,7 @@ class ServerProcess:
 
     @property
     def end(self) -> str:
-        """How the process has ended, as text for a message, such as `ended with code 1`."""
+        """Text for a message about the end of the process, such as `ended with code 1`."""
         return f"ended with code {self._process.returncode if self._process else None}"
 
     async def answers(self, within_s: float) -> bool:
@@ -106,7 +106,9 @@ class ServerProcess:
         return False
 
     async def stop(self, within_s: float = 10.0) -> None:
-        """Terminate the process, and kill it and its descendants after `within_s` seconds."""
+        """Terminate the process. Kill it and its descendants if it is still running after
+        `within_s` seconds.
+        """
         if (process := self._process) is None:
             return
         try:
@@ -121,20 +123,20 @@ class ServerProcess:
 
 
 class Watch(Frozen):
-    """Intervals, in seconds, and limits with which `keep_running` watches a server."""
+    """Intervals, timeouts and limits with which `keep_running` watches a server."""
 
     within_s: float
-    """Timeout of a health check."""
+    """Timeout of a health check, in seconds."""
     every_s: float = 2.0
-    """Interval of health checks."""
+    """Seconds between health checks."""
     misses: int = 3
     """Number of failed health checks in a row after which the server counts as hanging."""
     first_pause_s: float = 1.0
-    """Pause before the first restart; it doubles with each restart."""
+    """Seconds before the first restart. The pause doubles with each restart."""
     longest_pause_s: float = 60.0
-    """Max pause before a restart."""
+    """Max pause before a restart, in seconds."""
     good_after_s: float = 60.0
-    """Uptime after which the pause before the next restart is `first_pause_s` again."""
+    """Uptime in seconds after which the pause before the next restart is `first_pause_s` again."""
 
 
 async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch) -> None:
@@ -169,8 +171,8 @@ async def keep_running(process: ServerProcess, on_change: OnChange, watch: Watch
 
 
 async def _broken(process: ServerProcess, watch: Watch) -> str:
-    """Wait until a server ends or fails too many health checks in a row, and return which of the
-    two happened, as text.
+    """Wait until a server ends, or fails `watch.misses` health checks in a row. Return the reason
+    as text for a message.
     """
     missed = 0
     while missed < watch.misses:

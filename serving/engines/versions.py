@@ -1,5 +1,5 @@
-"""Publish a version of the executor in the folder of versions, and verify the files of a version
-against its manifest.
+"""Publish versions of the executor in a folder, and verify the files of a version against its
+manifest.
 """
 
 import fcntl
@@ -41,12 +41,12 @@ class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
     recipe: dict[str, Any]
     """All options of the training."""
     data: dict[str, Any]
-    """Manifest of the command that made the training data, with the manifests of the earlier
-    commands whose output it used.
+    """Manifest of the command that made the training data. It contains the manifests of the earlier
+    commands whose output this command used.
     """
     evaluation: dict[str, Any] | None = None
-    """Comparison of this version with the previous version (`evaluation.json`); None if there was
-    none.
+    """Comparison of this version with the previous version (`evaluation.json`); None if they were
+    not compared.
     """
     git_revision: str = ""
     """Git revision of the training code. Set only in versions that were published by earlier
@@ -55,7 +55,9 @@ class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
     created_at: str
     """Time of the publication in ISO 8601, UTC."""
     files: dict[str, str]
-    """SHA-256 of each file of the version, except the manifest, by its path in the folder."""
+    """SHA-256 of each file of the version, by the file's path in the folder. The manifest is left
+    out.
+    """
 
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -100,8 +102,9 @@ def verified(folder: Path) -> VersionManifest:
 
 
 def base_sha256(model: Path) -> str:
-    """Return the SHA-256 of the weights in a model's folder, or of their index if the weights are
-    in several files. Empty if the folder has none of `WEIGHTS`.
+    """Return the SHA-256 of `model.safetensors` in a model's folder, or of
+    `model.safetensors.index.json` if the weights are in several files. Empty if the folder has
+    neither file.
     """
     return next(
         (_sha256_of(model / name) for name in WEIGHTS if (model / name).is_file()),
@@ -128,11 +131,11 @@ def write_version(
     """Publish the files in `content` as the next version in `folder`, and return the version's
     folder.
 
-    `manifest`: manifest of the version; `version` and `files` are filled in. `taken`: names of
-    versions that are registered in a database, which must not be used again. The version is written
-    to a hidden folder, which is then renamed, so that a version in `folder` is never incomplete. If
-    the process is killed, the next call removes the hidden folder. Raises `BadVersion` if the
-    version cannot be written.
+    `manifest`: manifest of the version; `version` and `files` are filled in. `taken`: names that
+    are registered in a database already, and must not be used again. The version is written to a
+    hidden folder, which is then renamed. So a version in `folder` is never incomplete. If the
+    process is killed, the next call removes the hidden folder. Raises `BadVersion` if the version
+    cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -162,8 +165,8 @@ def write_version(
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Lock the folder while the context is open, so that no other process publishes a version
-    there.
+    """Lock the folder while the context is open, so that no other process publishes a version in
+    it.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -1,5 +1,5 @@
-"""Estimate how many calls and tokens one question takes: typically, and at most, that is, if the
-run uses up all limits in the config.
+"""Estimate the calls and tokens of one question: for a typical question, and for a question that
+uses up all limits in the config.
 """
 
 import math
@@ -26,24 +26,28 @@ _REPORT = 60
 
 
 class Measured(Frozen):
-    """Measurements of a role's model in its probe, on which the estimate is based."""
+    """Measurements of a role's model during the probe (a few small requests). The estimate is based
+    on them.
+    """
 
     system_chars: int
     """Characters of the role's system prompt."""
     chars_a_token: float = 4.0
-    """Characters of a prompt per token, on average."""
+    """Mean number of characters per token in a prompt."""
     written: int = _REPORT
-    """Tokens of the model's output in the probe, including its thinking."""
+    """Tokens of the model's output during the probe, including thinking."""
 
 
 class Use(Frozen):
-    """Calls and tokens of one role for one question."""
+    """Calls and tokens that one role takes for one question."""
 
     calls: int
     prompt_tokens: int
     completion_tokens: int
     longest: int
-    """Context length in tokens that the calls need: the longest prompt and the max output."""
+    """Context length in tokens that the calls need: the tokens of the longest prompt plus the max
+    tokens of an output.
+    """
 
     def cost(self, price: Price) -> float:
         """Return the cost in dollars, as if no prompt tokens were cached."""
@@ -53,8 +57,8 @@ class Use(Frozen):
 def estimate(
     config: Config, measured: Mapping[RoleName, Measured]
 ) -> dict[RoleName, tuple[Use, Use]]:
-    """Return a pair for each role: its typical and its max use for one question. `measured`: the
-    measurements of each role's model in the probe.
+    """Return the use of each role for one question, as a pair: for a typical question, and the
+    maximum. `measured`: measurements of each role's model during the probe.
     """
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}
@@ -110,13 +114,14 @@ def _prompts(
     sub_query_tokens: int,
     tries: int,
 ) -> dict[RoleName, list[int]]:
-    """Return the prompt tokens of every call for one question, by role. The prompt of a call
-    contains all earlier turns of the same conversation.
+    """Return the prompt tokens of all calls for one question: a list per role, with a number for
+    each call. The prompt of a call contains all earlier turns of the same conversation.
 
-    `search`: the limits that the run uses up. Numbers of tokens: `system` of each role's system
-    prompt, `written` of each role's output, `passages` of all passages of one search, `question` of
-    the question, `sub_query_tokens` of a sub-query. `tries`: calls of the delegator for one
-    decision: 2 if each decision is corrected once. With 1, the decision to stop is added.
+    `search`: the limits that the run uses up. `system`: tokens of each role's system prompt.
+    `written`: tokens of each role's output. `passages`: tokens of all passages of one search.
+    `question`: tokens of the question. `sub_query_tokens`: tokens of a sub-query. `tries`: calls of
+    the delegator for one decision, 1 or 2. With 2, each decision is corrected once. With 1, a
+    further decision, to stop, is added.
     """
     results = search.max_sub_queries * (sub_query_tokens + written["execution"])
     turn = written["delegation"]

@@ -1,6 +1,7 @@
-"""The probes of `rolegate check --live`: start the config's engines, and send a few small requests
-to the models of the roles, the index or server of `[retrieval]`, the reranker and the tool servers,
-in the same way as the gateway. Further indexes and the models of managers are not probed.
+"""The probes of `rolegate check --live`. They start the config's engines and send a few small
+requests to the models of the roles, the index or server of `[retrieval]`, the reranker and the tool
+servers. The requests are sent in the same way as by the gateway. Further indexes and the models of
+managers are not probed.
 """
 
 import asyncio
@@ -45,23 +46,21 @@ class ProbeResult(Frozen):
     """Result of one probe, such as whether a model can be reached."""
 
     good: bool | None
-    """Whether the result is good; None if nothing is known, as for an unknown price."""
+    """Whether the result is good; None if this is unknown, as for a model without a known price."""
     word: str = ""
-    """The result in a few words, for people."""
+    """The result in a few words, such as `no such model`."""
     advice: str = ""
     """Problem that the probe has found, and what to do; empty for a good result."""
     needed: bool = False
-    """True if the gateway cannot answer questions, or answers them badly, unless this result is
-    good.
-    """
+    """True if the gateway needs a good result of this probe to answer questions well."""
 
 
 ProbeResults = dict[str, ProbeResult]
-"""Results for one role, server or index, by the name of the probe, such as `reachable`."""
+"""Results of one role, server or index, by the name of the probe, such as `reachable`."""
 
 
 class RoleCheck(Frozen):
-    """Probe results of one role, and its estimated tokens and cost for one question."""
+    """Probe results of one role, and the role's estimated tokens and cost for one question."""
 
     model: str
     probes: ProbeResults
@@ -79,11 +78,12 @@ class LiveCheck(Frozen):
     condenser: ProbeResults
     """Results of the condenser, the role that rewrites the questions of conversations."""
     retrieval: dict[str, ProbeResults]
-    """Results of searching, by part: `retrieval` if the config names a retrieval server, or else
-    `embedder` and `index`; and `reranker` if the config has one.
+    """Results of the parts that search. The keys are `retrieval` if the config names a retrieval
+    server, or else `embedder` and `index`. A further key is `reranker` if the config has a
+    reranker.
     """
     tools: dict[str, ProbeResults]
-    """Results of the tool servers, by the config's table, such as `tools.web`."""
+    """Results of the tool servers, by the server's table in the config, such as `tools.web`."""
 
     @property
     def probes(self) -> dict[str, ProbeResults]:
@@ -103,7 +103,9 @@ class LiveCheck(Frozen):
 
 
 class _Probed(NamedTuple):
-    """Results of a role's probe turns. Its context length and price are checked later."""
+    """Results of a role's probe turns (small requests). The model's context length and price are
+    checked later.
+    """
 
     probes: ProbeResults
     measured: Measured
@@ -114,8 +116,8 @@ class _Probed(NamedTuple):
 
 
 async def live_check(config: Config, log: Log, limit_s: float) -> LiveCheck:
-    """Run all probes of `config`. `limit_s`: max seconds for one call of a model, and for the start
-    of a tool server. Raises `BadConfig` if an engine or the embedder cannot be opened.
+    """Run all probes of `config`. `limit_s`: max seconds of a model call, and of the start of a
+    tool server. Raises `BadConfig` if an engine or the embedder cannot be opened.
     """
     roles = config.roles.by_name
     # The judge of trials is not probed, so its engine is not needed
@@ -164,7 +166,7 @@ async def _probe_role(
     *,
     key: str,
 ) -> _Probed:
-    """Call the model of a role with its probe turns (see `turns.py`). If the first call fails, the
+    """Send the probe turns of a role to its model (see `turns.py`). If the first call fails, the
     only result is `reachable`, with the reason. `key`: table of the config that describes the role.
     """
     # A role object remembers which parameters its endpoint refuses, so each turn gets a new one
@@ -230,8 +232,8 @@ async def _ask(role: Role, turn: ProbeTurn, limit_s: float) -> Completion:
 async def _served(
     session: aiohttp.ClientSession, role: Role, config: RoleConfig
 ) -> Mapping[str, int | None]:
-    """Return the context lengths of the models that a role's endpoint lists, in tokens, by model; a
-    length is None if it is unknown. Empty if the endpoint does not list its models.
+    """Return the models that a role's endpoint lists, each with its context length in tokens, or
+    None if the length is unknown. Empty if the endpoint does not list its models.
     """
     adapters = Adapters(session, role.model.endpoint, api_key(config.api_key_env))
     try:
@@ -243,9 +245,9 @@ async def _served(
 
 
 def _protocol(name: str, results: Sequence[Completion | BaseException]) -> ProbeResult:
-    """Return how many of the outputs in a role's probe turns have the format that the role needs.
-    If half of them or more do not, the model cannot do the role's work. `results`: the output or
-    the error of each turn.
+    """Check the format of the outputs in a role's probe turns. The result says how many outputs
+    have the format that the role needs. If half of the outputs or more do not have it, the model
+    cannot do the role's work. `results`: the output or the error of each turn.
     """
     slips = []
     for turn, result in zip(TURNS[name], results, strict=True):
@@ -272,8 +274,8 @@ def _protocol(name: str, results: Sequence[Completion | BaseException]) -> Probe
 
 
 def _refusal(error: UpstreamError, key: str) -> ProbeResult:
-    """Return the result `reachable` of a role whose first call failed, with advice. `key`: table of
-    the config that describes the role.
+    """Return the result of the probe `reachable` after the first call of a role has failed with
+    `error`, including advice. `key`: table of the config that describes the role.
     """
     what = f"{error.args[0]} ({error.endpoint})"
     if isinstance(error, UpstreamUnavailable):
@@ -292,8 +294,9 @@ def _judged(
     at_most: Use,
     price: Price | None,
 ) -> RoleCheck:
-    """Return the check of a role: the results of its probe turns, results on its context length and
-    its price, and the cost of a question. `typical`, `at_most`: estimates for one question.
+    """Return the check of a role: the results of its probe turns, of its model's context length and
+    price, and the cost of a question. `typical`, `at_most`: estimates of calls and tokens for one
+    question.
     """
     probes = probed.probes
     if "stops" in probes:
@@ -347,8 +350,8 @@ async def _probe_tools(name: str, config: ToolServerConfig, limit_s: float) -> P
 
 
 def _quoted(text: str) -> str:
-    """Return the beginning of a text on one line, in quotation marks; the word "nothing" for a
-    blank text.
+    """Return the beginning of a text on one line, in quotation marks; or the word "nothing" if the
+    text is blank.
     """
     shown = " ".join(text.split())
     if len(shown) > _QUOTED_CHARS:
@@ -357,8 +360,9 @@ def _quoted(text: str) -> str:
 
 
 def _opened(config: Config, log: Log, *, cpu_threads: int) -> AbstractAsyncContextManager[Any]:
-    """Return a context manager that opens the retrieval server if the config names one, or else
-    only the embedder, because a check builds no index.
+    """Return a context manager that connects to the retrieval server if the config names a server,
+    or else opens only the embedder. `open_retriever` is not used for an index, because it could
+    build the index.
     """
     retrieval = config.retrieval
     if retrieval.address is not None:
@@ -377,8 +381,8 @@ async def _probe_retrieval(config: RetrievalConfig, opened: Any) -> dict[str, Pr
 
 
 async def _reached(request: Awaitable[object], advice: str) -> ProbeResults:
-    """Return a result `reachable` that is good if `request` succeeds. `advice`: what to do if it
-    fails.
+    """Return the result of a probe `reachable`, which is good if `request` succeeds. `advice`: what
+    to do if the request fails.
     """
     try:
         await request

@@ -1,5 +1,5 @@
-"""Probe turns: small requests to the model of each role, and the check whether the model's output
-has the format that the role needs.
+"""Probe turns: small requests to the model of each role. They show whether the model's output has
+the format that the role needs.
 """
 
 from collections.abc import Callable
@@ -27,22 +27,22 @@ class ProbeTurn(NamedTuple):
     """The messages after the first user message."""
 
     def pattern(self, name: str) -> str | None:
-        """Return the regular expression that the output must match if the role `name` uses
-        structured outputs; None if the role never uses them.
+        """Return the regular expression for structured outputs of the role `name`; None if this
+        role never uses structured outputs.
         """
         if name != "execution":
             return None
         return turn_pattern(searched=bool(self.then), may_search=not self.then)
 
     def follows(self, name: str, completion: Completion) -> bool:
-        """Return True if the output, a completion of the role `name`, is of the expected kind."""
+        """Return True if an output of the role `name` has the format that is due."""
         cut = completion.finish_reason == "length"
         return isinstance(PROTOCOLS[name][0](completion.text, cut=cut), self.due)
 
 
 def _answer(text: str, **_cut: bool) -> str | None:
-    """Return the text in the first <answer> tag that is not empty; None if there is no such tag.
-    This is stricter than the gateway, which also accepts text without tags.
+    """Return the text of the first <answer> element that is not empty; None if there is no such
+    element. This is stricter than the gateway, which also accepts text without tags.
     """
     answers = blocks(without_thinking(text), "answer")
     return next((block.body for block in answers if block.body), None)
@@ -54,7 +54,7 @@ PROTOCOLS: dict[str, tuple[Callable[..., object], tuple[str, ...]]] = {
     "answer": (_answer, answerer.STOP),
     "condenser": (condenser.read_condensed, condenser.STOP),
 }
-"""For each role, the parser of its outputs, and the stop strings of its calls."""
+"""The parser of outputs, and the stop strings of calls, by role."""
 DUE = {
     Dispatch: "a <search> block",
     SearchTurn: "a <search> block",
@@ -63,7 +63,7 @@ DUE = {
     str: "an <answer>",
     tuple: "a <question>, or a <clarify>,",
 }
-"""Descriptions of the expected outputs in messages, by type."""
+"""Descriptions of expected outputs for messages, by the type of the parsed output."""
 
 # The questions use only words and names of the demo's corpus, because the demo's models know no
 # others. For all other models, they are plain English.
@@ -85,8 +85,8 @@ _ASKED = (
 
 
 def _read(sub_query: str, title: str, sentence: str) -> ProbeTurn:
-    """Return a probe turn in which an executor must write its report. Its search for the sub-query
-    has found a single passage: `sentence`, in a document with the title `title`.
+    """Return a probe turn in which an executor must write its report. The executor's search has
+    found a single passage with the text `sentence`, in a document with the title `title`.
     """
     passages = (Passage("1", title, sentence, 1),)
     searched = (

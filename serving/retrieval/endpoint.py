@@ -13,7 +13,7 @@ Reply = TypeVar("Reply")
 
 
 class JSONEndpoint:
-    """A model that is called with JSON requests at one URL."""
+    """A URL at which a model is called with JSON requests."""
 
     def __init__(self, model: str, url: str, api_key: str | None, timeout_s: float) -> None:
         """`timeout_s`: timeout of a request in seconds, including the connection and the reply."""
@@ -29,9 +29,9 @@ class JSONEndpoint:
         kind: type[Reply],
         max_bytes: int = 4 << 20,
     ) -> Reply:
-        """Send `fields` over `session`, and return the reply as a value of the type `kind`.
-        `max_bytes`: max size of the reply. Raises `UpstreamUnavailable`, `UpstreamRefused` or
-        `UpstreamProtocolError`.
+        """Send `fields` as JSON over `session`, and return the reply as a value of the type `kind`.
+        `max_bytes`: max size of the reply in bytes. Raises `UpstreamUnavailable`, `UpstreamRefused`
+        or `UpstreamProtocolError`.
         """
         try:
             async with session.post(

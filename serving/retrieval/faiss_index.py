@@ -1,5 +1,5 @@
-"""Vectors in a FAISS file. Indexes that rolegate builds use exact search by inner product; adopted
-indexes may be of any kind that FAISS can read.
+"""Vectors in a FAISS file. An index that rolegate builds uses exact search by inner product. An
+adopted index may be of any kind that FAISS can read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,13 +19,15 @@ VECTORS = "dense.faiss"
 _DECIMALS = 6
 _NOISE = 1e-5
 _MORE = 8
-"""Number of rows that FAISS returns in addition to `top_k`. FAISS computes scores in single
-precision, and their last bits depend on the batch. So the rows that FAISS returns are scored again
+"""FAISS is asked for this number of rows in addition to `top_k`. FAISS computes scores in single
+precision, and the last bits of a score depend on the batch. So the returned rows are scored again
 in double precision, and scores are rounded to `_DECIMALS` places. `_NOISE` is an upper bound of the
 error of FAISS's scores.
 """
 _MAX_DEPTH = 4096
-"""Number of rows from which on FAISS is not asked for more, even if scores are almost equal."""
+"""When FAISS has returned this number of rows, it is not asked for more, even if scores are almost
+equal.
+"""
 
 
 def read_faiss(path: Path) -> Any:
@@ -43,7 +45,7 @@ def read_faiss(path: Path) -> Any:
 
 
 def write_faiss(index: Any, path: Path) -> None:
-    """Write a FAISS index to a file, which is replaced atomically."""
+    """Write a FAISS index to the file `path`, which is replaced atomically."""
     import faiss
 
     untyped: Any = faiss
@@ -63,8 +65,8 @@ class FaissIndex:
         """`vectors`: an opened FAISS index."""
         import faiss
 
-        # For batches of this number of queries or more, FAISS uses BLAS. For smaller ones, it reads
-        # all rows again for each query.
+        # For batches of this number of queries or more, FAISS uses BLAS. For smaller batches, it
+        # reads all rows again for each query.
         faiss.cvar.distance_compute_blas_threshold = 2
         self._vectors = vectors
         self._is_exact = isinstance(vectors, faiss.IndexFlatIP)
@@ -74,7 +76,9 @@ class FaissIndex:
 
     @classmethod
     def build(cls, folder: Path, dimension: int, batches: Iterable[Vectors]) -> Mapping[int, float]:
-        """See `VectorStore.build`. Only one batch is in memory at a time."""
+        """Write a new index, as `VectorStore.build` specifies. Only one batch is in memory at a
+        time.
+        """
         import faiss
 
         # Write the format of a Flat index: a header, with the number of rows in its bytes 8 to 15
@@ -94,12 +98,12 @@ class FaissIndex:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """See `VectorStore.open`."""
+        """Open the index, as `VectorStore.open` specifies."""
         return cls(read_faiss(folder / VECTORS))
 
     @classmethod
     def is_complete(cls, folder: Path) -> bool:
-        """See `VectorStore.is_complete`."""
+        """Return True, because no database is used that could lose vectors."""
         return True
 
     def __len__(self) -> int:
@@ -112,7 +116,7 @@ class FaissIndex:
         among: Rows | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Hit]]:
-        """See `VectorIndex.search`."""
+        """Search all rows or the rows `among`, as `VectorIndex.search` specifies."""
         size = len(self) if among is None else len(among)
         if not size:
             return [[] for _ in queries]
@@ -137,7 +141,7 @@ class FaissIndex:
         return ranked
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
-        """See `VectorIndex.within`."""
+        """Return a hit for each of `rows`, as `VectorIndex.within` specifies."""
         try:
             return self.scored(query, np.array(rows, dtype=np.int64))
         except RuntimeError as error:
@@ -147,17 +151,19 @@ class FaissIndex:
             ) from error
 
     def vectors(self, rows: Rows) -> Vectors:
-        """See `VectorIndex.vectors`."""
+        """Return the stored vectors of `rows`, as `VectorIndex.vectors` specifies."""
         vectors: Vectors = self._vectors.reconstruct_batch(rows)
         return vectors
 
     def scored(self, query: Vectors, rows: Rows) -> list[Hit]:
-        """Return `rows` with their exact scores, the nearest to `query` first."""
+        """Return a hit with the exact score for each of `rows`, the row nearest to `query`
+        first.
+        """
         return _sorted(rows.tolist(), self._cosines(query, rows))
 
     def _among(self, rows: Rows) -> Any:
-        """Return FAISS's parameters for a search that is limited to `rows`. They can be used for
-        all kinds of indexes, because kinds other than IVF ignore `nprobe`.
+        """Return FAISS's parameters for a search that is limited to `rows`. The parameters can be
+        used for all kinds of indexes, because kinds other than IVF ignore `nprobe`.
         """
         import faiss
 
@@ -172,8 +178,8 @@ class FaissIndex:
 
 
 def _is_cut(scores: Vectors, top_k: int) -> bool:
-    """Return True if FAISS must return more rows, because rows that it has not returned may belong
-    to the `top_k` best. `scores`: FAISS's scores for each query, best first.
+    """Return True if FAISS must be asked for more rows, because rows that it has not returned may
+    belong to the `top_k` best rows. `scores`: FAISS's scores for each query, best first.
     """
     return bool((scores[:, -1] >= scores[:, top_k - 1] - _NOISE).any())
 

@@ -1,4 +1,6 @@
-"""Gaps of an index: files in the indexed folders, and parts of files, that are not in the index."""
+"""Find the gaps of an index. A gap is a file in the indexed folders, or a part of a file, that is
+not in the index.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,17 +15,17 @@ class Gaps(Frozen):
     """Files and parts of files that are not in an index."""
 
     files_not_read: dict[str, int]
-    """Number of files that are not in the index, by suffix, most frequent first."""
+    """Number of files that are not in the index, by suffix, with the most frequent suffix first."""
     skipped: list[dict[str, str]]
-    """Files that could not be read, each with its `name` and the `error`."""
+    """Files that could not be read. Each has the keys `name` and `error`."""
     read_in_part: list[dict[str, str]]
-    """Files that were read only in part, each with its `name` and a description of the unread parts
-    (`not_read`).
+    """Files that were read only in part. Each has the keys `name` and `not_read`, a description of
+    the parts that were not read.
     """
 
     def lines(self) -> list[str]:
         """Return the gaps as lines of text: a line for each file that was skipped or read in part,
-        and a line with the number of unread files, for each suffix.
+        and one line with the number of unread files of each suffix.
         """
         lines = list[str]()
         for file in self.skipped:
@@ -54,7 +56,9 @@ def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
 
 
 def gaps_at(folder: Path) -> Gaps | None:
-    """Return the gaps of the index in `folder`; None if there is no index that can be read."""
+    """Return the gaps of the index in `folder`; None if the folder has no index, or the index
+    cannot be read.
+    """
     try:
         manifest = read_manifest(folder)
         return gaps_of(manifest, read_table(folder / manifest.generation))

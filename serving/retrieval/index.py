@@ -1,5 +1,5 @@
-"""Search an index: a folder with passages, their vectors and, optionally, word statistics for
-BM25.
+"""Search an index. An index is a folder with passages, their vectors and, optionally, word
+statistics for BM25.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,19 +21,18 @@ from serving.retrieval.manifest import Manifest, check_files, read_manifest
 from serving.retrieval.passages import PassageStore
 
 DEPTH = 100
-"""Number of hits of each ranking (by vectors and by words) that are merged. It is constant, so that
-the order of the first hits does not depend on `top_k`.
+"""When the rankings by vectors and by words are merged, at most this number of hits of each ranking
+is used. The number is constant, so that the order of the first hits does not depend on `top_k`.
 """
 _HITS_PER_PASSAGE = 8
-"""Number of hits to search for each passage to return. More than one is needed, because only one
-passage with the same text is returned.
+"""A search by vectors alone asks for this number of hits per passage to return, because hits with
+equal texts are returned only once.
 """
 
 
 def fuse(rankings: Sequence[Sequence[Hit]], top_k: int) -> list[Hit]:
-    """Merge rankings by reciprocal rank fusion: rows near the top of several rankings come first
-    (see `fused`). Return the `top_k` best rows. Rows with equal scores are in the order of their
-    numbers.
+    """Merge rankings by reciprocal rank fusion, and return the `top_k` best rows. Rows near the top
+    of several rankings come first. Rows with equal scores are in the order of their numbers.
     """
     scores = fused([[hit.row for hit in ranking[:DEPTH]] for ranking in rankings])
     best = sorted(scores.items(), key=lambda item: (-item[1], item[0]))
@@ -91,8 +90,8 @@ class Index(Frozen):
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """Return the `top_k` best passages for each query, best first. Of several passages with the
-        same text, only the best is returned.
+        """Return the `top_k` best passages for each query, best first. If several passages have the
+        same text, only the best of these is returned.
 
         `vectors`: vectors of the `queries`, an array of float32 of the shape (batch, dimension).
         `document`: name of the only document to search; its passages are returned in document
@@ -135,7 +134,9 @@ class Index(Frozen):
         return [self._passage(hit) for hit in sorted(hits[:top_k])]
 
     def _distinct(self, hits: Iterable[Hit], top_k: int) -> list[Passage]:
-        """Return the passages of the first `top_k` hits with different texts."""
+        """Return passages of `hits`, in order, until there are `top_k`. If several passages have
+        the same text, only the first of these is returned.
+        """
         passages: dict[str, Passage] = {}
         for hit in hits:
             passage = self._passage(hit)

@@ -1,5 +1,5 @@
-"""Search by words with BM25 (package bm25s, Lucene's variant). Texts are normalized by `fold` and
-split into words; English stop words, such as "the", are removed.
+"""Search by words with BM25 (package bm25s, Lucene's variant). `fold` normalizes texts, which are
+then split into words. English stop words, such as "the", are removed.
 """
 
 import re
@@ -16,9 +16,9 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.manifest import Manifest
 
 LEXICAL = "lexical-2"
-"""Name of the folder with the word statistics, inside the folder of a generation. Its number is
-increased when a change of this module splits texts into other words, because queries must be split
-in the same way as the passages of an index.
+"""Name of the folder with the word statistics, inside the folder of a generation. The number in the
+name is increased when a change of this module splits texts into other words, because queries must
+be split in the same way as the passages of an index.
 """
 OUTDATED = (
     "the word statistics were written by another version of rolegate; run `rolegate index build` "
@@ -29,7 +29,7 @@ _ARTICLE = re.compile(r"\b(?:a|(?<![^.!?\n] )A)(?= \w)")
 
 
 class LexicalIndex:
-    """The word statistics of an index, in memory, and a search with BM25."""
+    """The word statistics of an index, held in memory, and a search in them with BM25."""
 
     def __init__(self, scores: Any) -> None:
         self._scores = scores
@@ -60,7 +60,7 @@ class LexicalIndex:
         """Return the `top_k` best rows for each query, best first. Rows without any word of the
         query are left out.
 
-        `among`: the rows to search; None for all rows.
+        `among`: numbers of the rows to search; None for all rows.
         """
         words = _words(queries, return_ids=False)
         size = self._scores.scores["num_docs"]
@@ -98,8 +98,9 @@ def write_lexical(folder: Path, texts: Iterable[str]) -> None:
 
 
 def _words(texts: Iterable[str], *, return_ids: bool) -> Any:
-    """Return the words of each text, without stop words, in the form that bm25s expects.
-    `return_ids`: False for lists of words, True for word ids with their vocabulary.
+    """Return the words of each text without stop words, in the form that bm25s expects. With
+    `return_ids`, words are represented by ids, and a vocabulary is returned too; otherwise, the
+    result is a list of words for each text.
     """
     import bm25s
     from bm25s.stopwords import STOPWORDS_EN

@@ -1,5 +1,5 @@
-"""The folder of an index. Each build writes the files of the index to a new folder inside it, which
-is called a generation. The manifest, a JSON file, names the current generation.
+"""The folder of an index. Each build writes a generation: a new folder, inside the index folder,
+with all files of the index. The manifest, a JSON file, names the current generation.
 """
 
 import fcntl
@@ -19,8 +19,8 @@ from serving.retrieval.passages import PASSAGES, PassageStore
 
 MANIFEST = "manifest.json"
 READING = 4
-"""Version of the code that reads documents and cuts them into passages. If the documents of an
-index were read by another version, the next build reads them again.
+"""Version of the code that reads documents and cuts them into passages. If another version has read
+the documents of an index, the next build reads them again.
 """
 BUILDING = ".building"
 """Name of the folder, inside the index folder, in which a build writes the next generation."""
@@ -36,7 +36,7 @@ class FileEntry(Frozen):
 
 
 class Manifest(Frozen):
-    """Description of an index, which is stored as JSON in the index folder."""
+    """Description of an index, stored as JSON in the index folder."""
 
     format: Literal[2]
     generation: str
@@ -52,22 +52,22 @@ class Manifest(Frozen):
     chunk_tokens: int
     """Max tokens of a passage; 0 for an index that was adopted from another program."""
     corpus_sha256: str
-    """SHA-256 of the file of passages, which identifies the contents of the index."""
+    """SHA-256 of the file of passages. It identifies the contents of the index."""
     lexical: bool
     """Whether the index has word statistics for BM25."""
     files: dict[str, FileEntry]
-    """All files of the current generation, by the path inside the generation's folder."""
+    """All files of the current generation, by their paths inside the generation's folder."""
     reading: int = 0
     """The value of `READING` when the documents were read."""
     files_not_read: dict[str, int] = {}
-    """Number of files in the indexed folders that are not in the index, by suffix, most frequent
-    first.
+    """Number of files that are in the indexed folders but not in the index, by suffix, with the
+    most frequent suffix first.
     """
     vectors: str = "Flat"
     """Name of the vector store, such as a FAISS index factory string."""
     recall: Mapping[int, float] = {}
-    """Recall of approximate searches, by `top_k`: the mean share of the `top_k` nearest passages
-    that a search finds. Empty for exact search.
+    """Recall of approximate searches. The keys are values of `top_k`, and the values are the mean
+    share of the `top_k` nearest passages that a search finds. Empty for exact search.
     """
 
     @property
@@ -78,8 +78,8 @@ class Manifest(Frozen):
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of the index in `folder`. Raises `BadIndex` if there is no manifest, or if
-    it is damaged or has another format.
+    """Read the manifest of the index in `folder`. Raises `BadIndex` if the manifest is missing or
+    damaged, or has another format.
     """
     path = folder / MANIFEST
     try:
@@ -98,7 +98,9 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def manifest_at(folder: Path) -> Manifest | None:
-    """Return the manifest of the index in `folder`; None if it is missing or cannot be read."""
+    """Return the manifest of the index in `folder`; None if the manifest is missing or cannot be
+    read.
+    """
     with suppress(BadIndex):
         return read_manifest(folder)
     return None
@@ -182,8 +184,8 @@ def generations(out: Path) -> list[Path]:
 
 
 def check_place(out: Path) -> None:
-    """Raise `BadIndex` if an index must not be built in `out`: if it is a file, or a folder with
-    files that do not belong to an index.
+    """Raise `BadIndex` if an index must not be built in `out`, because `out` is a file, or a folder
+    with files that do not belong to an index.
     """
     if not out.is_dir():
         if out.exists():
@@ -208,7 +210,7 @@ def build_lock(
     """Hold the build lock of the index in `folder` while the context is open. Blocks.
 
     If another build holds the lock and `wait` is False, raise `BadIndex`. If `wait` is True, wait
-    until the other build has ended, and call `waiting` several times a second meanwhile.
+    until the other build has ended, and meanwhile call `waiting` several times a second.
     """
     with (folder / _LOCK).open("wb") as file:
         while not _locked(file):

@@ -1,9 +1,10 @@
 """Vectors in Milvus, a vector database on another machine.
 
 Milvus finds candidates. Their exact scores are computed in this process, from the vectors in the
-file of `FaissIndex`. Each index is a partition of a collection. A build inserts the passages that
-the partition lacks, and then deletes removed passages. So a killed build can be repeated. Gateways
-that still search the previous generation may find fewer passages for a moment, but no wrong ones.
+file of `FaissIndex`. Each index is a partition of a collection. A build inserts passages that are
+missing in the partition, and then deletes removed passages. So a killed build can be repeated.
+Gateways that still search the previous generation may find fewer passages for a moment, but no
+wrong passages.
 """
 
 import json
@@ -34,12 +35,12 @@ from serving.retrieval.passages import PassageStore
 _BATCH = 1024
 """Number of passages per request. Milvus accepts requests of up to 64 MiB."""
 _BUILD_S = 60.0
-"""Timeout in seconds of a request during a build. It is long, because the first search after many
+"""Timeout of a request during a build, in seconds. It is long, because the first search after many
 inserts takes long.
 """
 _RECONNECT_MS = 2000
-"""Max milliseconds between two attempts to connect. With gRPC's default, two minutes, searches
-would continue to fail for that long after Milvus is up again.
+"""Max milliseconds between two attempts to connect. gRPC's default is two minutes; with it,
+searches would fail for up to two minutes after Milvus is up again.
 """
 _ADVICE = {
     2: "start Milvus at `milvus.address`, or correct the address",
@@ -60,8 +61,8 @@ class MilvusStore:
     def build(
         self, folder: Path, dimension: int, batches: Iterable[Vectors]
     ) -> Mapping[int, float]:
-        """See `VectorStore.build`. Raises `UpstreamUnavailable` if Milvus fails. If Milvus cannot
-        be reached at the start, nothing is embedded.
+        """Write a new index, as `VectorStore.build` specifies. Raises `UpstreamUnavailable` if
+        Milvus fails. If Milvus cannot be reached at the start, nothing is embedded.
         """
         self._partition.create(dimension)
         FaissIndex.build(folder, dimension, batches)
@@ -69,16 +70,17 @@ class MilvusStore:
         return MilvusIndex(folder, self._partition, _BUILD_S).recall()
 
     def open(self, folder: Path) -> FaissIndex:
-        """See `VectorStore.open`. Milvus is not called before the first search. If no build has
-        moved the index to Milvus yet, it is opened for exact search without Milvus.
+        """Open the index, as `VectorStore.open` specifies. Milvus is not called before the first
+        search. If no build has copied the vectors to Milvus yet, the index is opened for exact
+        search without Milvus.
         """
         if (folder / IDS).exists():
             return MilvusIndex(folder, self._partition, self._search_s)
         return FaissIndex.open(folder)
 
     def is_complete(self, folder: Path) -> bool:
-        """See `VectorStore.is_complete`. Only the numbers of passages in the partition and in the
-        index are compared.
+        """Return True if the partition in Milvus has as many passages as the index. Only these
+        numbers are compared.
         """
         return self._partition.count() == len(np.unique(read_ids(folder)))
 
@@ -89,7 +91,7 @@ class MilvusIndex(CandidateIndex):
     """
 
     few = 0
-    """Milvus applies filters, so a filtered search always asks it for candidates."""
+    """Milvus applies filters itself. So a filtered search always asks Milvus for candidates."""
 
     def __init__(self, folder: Path, partition: "Partition", timeout_s: float) -> None:
         super().__init__(folder)
@@ -99,7 +101,9 @@ class MilvusIndex(CandidateIndex):
     def candidates(
         self, queries: Vectors, count: int, among: Rows | None, only: DocumentFilter
     ) -> Iterable[Ids]:
-        """See `CandidateIndex.candidates`. Milvus applies the filter `only`."""
+        """Return candidates from Milvus, as `CandidateIndex.candidates` specifies. Milvus applies
+        the filter `only`.
+        """
         return self._partition.search(queries, count, only, self._timeout_s)
 
 
@@ -140,7 +144,7 @@ class Partition:
             )
 
     def count(self) -> int:
-        """Return the number of passages in the partition; 0 if it is missing."""
+        """Return the number of passages in the partition; 0 if the partition is missing."""
         with self._calls() as client:
             is_there = client.has_collection(self._collection, self._config.timeout_s)
             if not is_there or not self._exists(client):
@@ -150,8 +154,8 @@ class Partition:
             return int(answer[0]["count(*)"])
 
     def fill(self, folder: Path, ids: Ids) -> None:
-        """Insert and delete passages, so that the partition contains exactly those of the index in
-        `folder`. `ids`: the id of each row.
+        """Insert and delete passages, so that the partition contains exactly the passages of the
+        index in `folder`. `ids`: the id of each row.
         """
         exact = FaissIndex.open(folder)
         passages = PassageStore(folder)
@@ -176,8 +180,8 @@ class Partition:
     def search(
         self, queries: Vectors, count: int, only: DocumentFilter, timeout_s: float
     ) -> list[Ids]:
-        """Return the ids of the `count` passages nearest to each query, among those that the filter
-        `only` admits (see `_condition`).
+        """Return the ids of the `count` passages nearest to each query. Only passages that the
+        filter `only` admits are searched (see `_condition`).
         """
         with self._calls() as client:
             self._load(client, timeout_s)
@@ -257,8 +261,8 @@ def _properties(passage: StoredPassage) -> dict[str, Any]:
 
 def _condition(only: DocumentFilter) -> str:
     """Return a filter expression for Milvus. It matches the passages of all documents that `only`
-    admits, and of a few others, because special characters in texts become wildcards. The others
-    are dropped later.
+    admits. It may also match passages of a few other documents, because special characters in texts
+    become wildcards. These passages are dropped later.
     """
     texts = {
         "title": only.title.casefold(),

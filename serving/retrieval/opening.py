@@ -1,7 +1,7 @@
 """Open the retriever that a config describes: a remote server, or an index in this process.
 
-An index in this process is first brought up to date with its documents. When any process has built
-a new generation of the index, this process switches to it.
+An index in this process is first updated from its documents. When any process has built a new
+generation of the index, this process switches to that generation.
 """
 
 import asyncio
@@ -44,7 +44,9 @@ from serving.retrieval.searcher import IndexSearcher
 
 T = TypeVar("T")
 Check = Callable[[], None]
-"""Function that work in a thread calls regularly. It raises `Stopped` if the work was cancelled."""
+"""Function that must be called regularly by work in a thread. It raises `Stopped` if the work was
+cancelled.
+"""
 
 _FOLLOW_INTERVAL_S = 1.0
 _LOG_INTERVAL_S = 2.0
@@ -60,10 +62,10 @@ async def open_embedder(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[Embedder]:
-    """Open the embedder that a config describes. If it runs on one of the `engines`, start that
-    engine first. Raises `BadConfig` if the embedder cannot be opened.
+    """Open the embedder that a config describes. If the embedder runs on one of the `engines`,
+    start that engine first. Raises `BadConfig` if the embedder cannot be opened.
 
-    For `log`, `cpu_threads` and `on_change`, see `serving.engines.engine.engine`.
+    `log`, `cpu_threads` and `on_change` are passed to `serving.engines.engine.engine`.
     """
     if config.in_process:
         yield MiniLM()
@@ -108,8 +110,8 @@ def vector_store(config: RetrievalConfig) -> VectorStore:
 def build_configured(
     config: RetrievalConfig, embedder: Embedder, progress: Progress, **how: Any
 ) -> Built:
-    """Call `build_index` for the index and the documents that a config describes, and return its
-    result. `how`: further keyword arguments of `build_index`.
+    """Build the index that a config describes, with `build_index`, and return the result. `how`:
+    further keyword arguments of `build_index`.
     """
     return build_index(
         [Path(place) for place in config.documents],
@@ -149,8 +151,8 @@ async def open_retriever(
     *,
     cpu_threads: int = 1,
 ) -> AsyncIterator[IndexRetriever]:
-    """Open the retriever of a single index, and yield it. For the arguments and errors, see
-    `open_indexes`.
+    """Open the retriever of a single index, and yield the retriever. The arguments and errors are
+    those of `open_indexes`.
     """
     opened = open_indexes({DEFAULT_INDEX: config}, log, engines, cpu_threads=cpu_threads)
     async with opened as searched:
@@ -163,7 +165,9 @@ class Searched(NamedTuple):
     retrievers: Mapping[str, IndexRetriever]
     """The retriever of each index, by the index's name."""
     embedder: Embedder | None = None
-    """The embedder of the indexes in this process; None if all of them are remote."""
+    """The embedder of the indexes in this process; None if all indexes are remote and no embedder
+    was requested.
+    """
 
 
 @asynccontextmanager
@@ -176,11 +180,12 @@ async def open_indexes(
     cpu_threads: int = 1,
     on_change: OnChange = lambda _reason: None,
 ) -> AsyncIterator[Searched]:
-    """Open the retrievers that configs describe, with their embedder and its engine.
+    """Open the retrievers that configs describe, their embedder, and the embedder's engine.
 
     `configs`: the config of each index, by the index's name; all have the embedder of the index
-    `default`. `embeds`: open the embedder even if all indexes are remote. For `log`, `cpu_threads`
-    and `on_change`, see `serving.engines.engine.engine`. Raises `BadConfig` or `BadIndex`.
+    `default`. `embeds`: whether to open the embedder even if all indexes are remote. `log`,
+    `cpu_threads` and `on_change` are passed to `serving.engines.engine.engine`. Raises `BadConfig`
+    or `BadIndex`.
     """
     async with AsyncExitStack() as stack:
         embedder: Embedder | None = None
@@ -208,8 +213,8 @@ async def open_indexes(
 
 
 async def check_access(retriever: IndexRetriever) -> None:
-    """Raise `BadConfig` if the retriever cannot search within a single document, which the setting
-    `search.access` requires. If the retriever is down, only log a warning.
+    """Raise `BadConfig` if the retriever cannot search within a single document, because the
+    setting `search.access` requires this. If the retriever is down, only log a warning.
     """
     try:
         for passage in (await retriever.search(["document"], 1))[0]:
@@ -233,9 +238,9 @@ class Stopped(Exception):
 
 
 async def stoppable(work: Callable[[Check], T]) -> T:
-    """Run `work` in a thread and return its result. `work` is called with a function that it must
-    call regularly (see `Check`). If this coroutine is cancelled, the next such call ends the work,
-    and the coroutine waits until the work has ended.
+    """Run `work` in a thread and return its result. The argument of `work` is a function that
+    `work` must call regularly (see `Check`). If this coroutine is cancelled, the next call of that
+    function raises `Stopped`, and the coroutine waits until the work has ended.
     """
     stopped = Event()
 
@@ -256,8 +261,8 @@ async def stoppable(work: Callable[[Check], T]) -> T:
 async def _open_searcher(
     config: RetrievalConfig, embedder: Embedder, log: Log
 ) -> AsyncIterator[IndexSearcher]:
-    """Bring the config's index up to date, and yield a searcher for it. While the context is open,
-    the searcher switches to each new generation of the index.
+    """Update the config's index, and yield a searcher for it. While the context is open, the
+    searcher switches to each new generation of the index.
     """
     index = await stoppable(partial(_open_up_to_date, config, embedder, log))
     searcher = IndexSearcher(index, embedder)
@@ -289,8 +294,8 @@ async def _follow(
     embedder: Embedder,
 ) -> None:
     """Make `searcher` switch to each new generation of the index. If a generation cannot be opened,
-    log the error and wait for the next one. Never returns. `seen`: manifest of the generation that
-    is open at first.
+    log the error and wait for the next generation. Never returns. `seen`: manifest of the
+    generation that is open at first.
     """
     while True:
         await asyncio.sleep(_FOLLOW_INTERVAL_S)
@@ -324,8 +329,8 @@ def _update(
     log: Log,
     check: Check,
 ) -> None:
-    """Bring the index up to date with its documents. If that fails and there is an older index, log
-    the error and keep the older index. If there is none, raise the error.
+    """Update the index from its documents. If that fails and there is an older index, log the error
+    and keep the older index. If there is no older index, raise the error.
     """
     logged_at = time.monotonic()
 
@@ -354,7 +359,9 @@ def _update(
 
 
 def identity_of(config: EmbedderConfig) -> str:
-    """Return the `identity` of the embedder that a config describes, without opening it."""
+    """Return the `identity` of the embedder that a config describes, without opening the
+    embedder.
+    """
     if config.in_process:
         return MiniLM.identity
     if config.onnx:

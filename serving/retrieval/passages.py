@@ -1,5 +1,5 @@
-"""Storage of an index's passages: a memory-mapped file of JSON lines, one per passage, and an array
-with the offset of each line.
+"""Storage of an index's passages: a memory-mapped file with a line of JSON for each passage, and an
+array with the offset of each line.
 """
 
 import json
@@ -34,20 +34,20 @@ _P = TypeVar("_P", bound=Passage)
 
 
 def embedded_text(passage: Passage) -> str:
-    """Return the title and the text of a passage. Its vector and its word statistics are computed
-    from both.
+    """Return the title and the text of a passage, joined. The passage's vector and its word
+    statistics are computed from this text.
     """
     return f"{passage.title}\n{passage.text}"
 
 
 class PassageStore:
-    """The passages of an index, by row number from 0. The files stay memory-mapped as long as the
-    object exists. Reading a damaged row raises `BadIndex`.
+    """The passages of an index, by row number from 0. The files of passages and offsets stay
+    memory-mapped as long as the object exists. Reading a damaged row raises `BadIndex`.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the files in `folder`, the folder of a generation. Raises `BadIndex` if they are
-        missing or do not belong together.
+        """Open the files in `folder`, the folder of a generation. Raises `BadIndex` if the files
+        are missing or do not belong together.
         """
         self._path = folder / PASSAGES
         self._admitted: LRUCache[DocumentFilter, NDArray[np.int64]] = LRUCache(64)
@@ -127,8 +127,8 @@ class _Described(Frozen):
 
 
 class PassageWriter:
-    """Writes the passages of a new index, and the offset of each in the file. It is a context
-    manager; on exit, it writes the file of offsets, unless an error was raised.
+    """Writes the passages of a new index to a file, and the offset of each passage to another file.
+    It is a context manager; on exit, it writes the file of offsets, unless an error was raised.
 
     Only the ids and offsets of the passages are kept in memory.
     """
@@ -155,7 +155,7 @@ class PassageWriter:
             np.save(self._folder / OFFSETS, np.frombuffer(self._offsets, dtype=np.int64))
 
     def write(self, placed: Iterable[tuple[str, StoredPassage]]) -> None:
-        """Add passages. If an error is raised, none of them is added.
+        """Add passages. If an error is raised, no passage is added.
 
         `placed`: pairs of a place and a passage. Errors about the passage name the place, such as a
         file. Raises `DuplicateId` if an id occurs twice, and the errors that iterating over
@@ -197,9 +197,11 @@ class DocumentEntry(Frozen):
     passages: int
     """Number of passages."""
     error: str = ""
-    """Why the file could not be read; it then has no passages. Empty if the file was read."""
+    """Error of reading the file; empty if the file was read. A file with an error has no
+    passages.
+    """
     unread: str = ""
-    """Description of the parts of the file that were not read; empty if there are none."""
+    """Description of the parts of the file that were not read; empty if there are no such parts."""
 
 
 def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
@@ -212,7 +214,7 @@ def write_table(folder: Path, entries: Sequence[DocumentEntry]) -> None:
 def read_table(folder: Path) -> list[DocumentEntry]:
     """Return the entries that `write_table` wrote to `folder`, in the same order.
 
-    Raises `OSError`, `ValueError` or `msgspec.ValidationError` if they cannot be read.
+    Raises `OSError`, `ValueError` or `msgspec.ValidationError` if the file cannot be read.
     """
     lines = (folder / DOCUMENTS).read_bytes().splitlines()
     return [msgspec.convert(json.loads(line), DocumentEntry) for line in lines]

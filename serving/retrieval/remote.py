@@ -21,7 +21,7 @@ _REFUSED = frozenset(
     "INVALID_ARGUMENT NOT_FOUND ALREADY_EXISTS PERMISSION_DENIED FAILED_PRECONDITION OUT_OF_RANGE "
     "UNIMPLEMENTED UNAUTHENTICATED".split()
 )
-"""Names of gRPC status codes after which a retry would fail in the same way."""
+"""Names of gRPC status codes of refused requests. A retry would fail in the same way."""
 _RETRY = {
     "maxAttempts": 3,
     "initialBackoff": "0.1s",
@@ -35,8 +35,8 @@ _RETRIES = {
     ],
     "retryThrottling": {"maxTokens": 20, "tokenRatio": 0.2},
 }
-"""gRPC service config, which makes the channel retry searches. `retryThrottling` stops retries
-while many searches fail.
+"""gRPC service config. It makes the channel retry searches. `retryThrottling` stops retries while
+many searches fail.
 """
 
 
@@ -46,8 +46,8 @@ class RemoteRetriever:
     """
 
     def __init__(self, address: str, *, timeout_s: float) -> None:
-        """`address`: the server's `host:port`. `timeout_s`: timeout of one search, including
-        connecting and retries.
+        """`address`: the server's `host:port`. `timeout_s`: timeout of one search in seconds,
+        including connecting and retries.
         """
         self._address = address
         self._timeout_s = timeout_s
@@ -60,7 +60,8 @@ class RemoteRetriever:
         )
         self._stub = RetrievalServiceStub(self._channel)
         self.index_id: str | None = None
-        """Identifier of the index in the server's last response; None if the server reports none.
+        """Identifier of the index, from the server's last response; None if the server does not
+        report it.
         """
 
     async def search(
@@ -70,8 +71,8 @@ class RemoteRetriever:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. If the server is unavailable, the search is retried up to
-        twice within the timeout. Cancelling the task cancels the call.
+        """Search at the server, as `IndexRetriever.search` specifies. If the server is unavailable,
+        the search is retried up to twice within the timeout. Cancelling the task cancels the call.
         """
         if not queries:
             return []

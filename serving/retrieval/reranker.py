@@ -1,6 +1,6 @@
-"""Reranking: a model orders the passages that a search finds by their relevance. The model's
-endpoint has the API of Jina, Cohere and vLLM (`POST …/rerank`), or another one of vLLM
-(`POST …/score`).
+"""Reranking: a model sorts the passages that a search has found by relevance. The model's endpoint
+has the rerank API of Jina, Cohere and vLLM (`POST …/rerank`), or the score API of vLLM (`POST
+…/score`).
 
 A search never fails because of the reranker. If reranking fails, the passages keep their order, and
 the error is recorded with the search.
@@ -31,7 +31,7 @@ from serving.config.secrets import api_key
 from serving.retrieval.endpoint import JSONEndpoint
 
 _MAX_CHARS = 8000
-"""Max characters of a passage, with its title, that are sent to the model."""
+"""Max characters to send to the model for each passage, including the passage's title."""
 _MAX_MARKS = 16
 """Max tokens that a model adds to a pair of query and passage, such as separators."""
 _log = structlog.get_logger("reranker")
@@ -62,16 +62,17 @@ class _ScoreReply(_Reply):
 
 
 _FORMS = {"rerank": ("query", "documents", _Reply), "score": ("text_1", "text_2", _ScoreReply)}
-"""Requests and replies of each form of endpoint: the keys of the query and of the texts in a
-request, and the type of the reply. The form is also the last part of the endpoint's URL.
+"""The APIs of endpoints, by the last part of the URL. For each API: the key of the query in a
+request, the key of the texts in a request, and the type of the reply.
 """
 
 
 async def rerank(
     config: RerankerConfig, session: aiohttp.ClientSession, query: str, passages: list[Passage]
 ) -> Reranked:
-    """Call the reranker, and return all `passages` with its scores, the most relevant to `query`
-    first. Raises `UpstreamUnavailable`, `UpstreamRefused` or `UpstreamProtocolError`.
+    """Call the reranker, and return all `passages` with the reranker's scores, the passage most
+    relevant to `query` first. Raises `UpstreamUnavailable`, `UpstreamRefused` or
+    `UpstreamProtocolError`.
     """
     query_name, texts_name, reply_type = _FORMS[config.form]
     url = f"{config.base_url.rstrip('/')}/{config.form}"
@@ -96,8 +97,8 @@ def _text(passage: Passage) -> str:
 
 
 class RerankedRetriever(Frozen):
-    """An `IndexRetriever` that searches for more passages than requested, reranks them, and returns
-    the best.
+    """An `IndexRetriever` that finds more passages than requested, reranks them, and returns the
+    best of them.
     """
 
     retriever: IndexRetriever
@@ -108,8 +109,8 @@ class RerankedRetriever(Frozen):
 
     @property
     def index_id(self) -> str | None:
-        """See `IndexRetriever.index_id`. The id also contains the name of the reranker's model and
-        the number of passages that are reranked.
+        """Identifier of the index, with the number of passages that are reranked and the name of
+        the reranker's model. None if the index has no identifier.
         """
         inner = self.retriever.index_id
         return inner and f"{inner} {self.config.candidates} {self.config.model}"
@@ -121,7 +122,9 @@ class RerankedRetriever(Frozen):
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. If `document` is given, nothing is reranked."""
+        """Search and rerank, as `IndexRetriever.search` specifies. If `document` is given, nothing
+        is reranked.
+        """
         if document is not None:
             return await self.retriever.search(queries, top_k, document, only)
         # One search per query, because servers limit the passages of all queries together
@@ -141,8 +144,8 @@ class RerankedRetriever(Frozen):
         return best
 
     async def _booked(self, query: str, passages: list[Passage]) -> Reranked:
-        """Return reranked passages. If the search belongs to a run, record the call of the model in
-        the run's ledger, which may refuse it because of a token or cost limit.
+        """Return reranked passages. If the search belongs to a run, record the model call in the
+        run's ledger. The ledger may refuse the call because of a token or cost limit.
         """
         booking = BOOKING.get()
         if booking is None:
@@ -178,8 +181,8 @@ def reranked(
     session: aiohttp.ClientSession,
     prices: Mapping[str, Price] = {},
 ) -> IndexRetriever:
-    """Return a retriever that reranks the passages of `retriever`; `retriever` itself if `config`
-    is None. `prices`: prices of models, by the model's name.
+    """Return a retriever that reranks the passages of `retriever`. Return `retriever` itself if
+    `config` is None. `prices`: prices of models, by the model's name.
     """
     if config is None:
         return retriever

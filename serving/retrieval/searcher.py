@@ -1,8 +1,8 @@
 """Retrieval from an index in this process.
 
-Embedding is faster in batches. So a single thread embeds and searches for all callers. The searches
-that arrive while it works on a batch form its next batch. Each search awaits a future, which is
-resolved on the event loop when its batch is done.
+Embedding is faster in batches. So a single thread embeds and searches for all callers. Searches
+that arrive while the thread works on a batch form the next batch. Each caller awaits a future,
+which is resolved on the event loop when the batch is done.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from serving.retrieval.embedder import Embedder
 from serving.retrieval.index import Index
 
 _Results = dict[str, list[Passage]]
-"""The passages found for each query, by the query's text."""
+"""Passages that were found, by the text of the query."""
 _Scope = tuple[int, str | None, DocumentFilter]
 """The arguments of a search other than its queries: `top_k`, the document to search (None for all
 documents), and the filter for documents.
@@ -29,7 +29,7 @@ documents), and the filter for documents.
 
 
 class _Searched(Frozen):
-    """The current index, and a cache of the results of searches in it."""
+    """The current index, and a cache of search results."""
 
     index: Index
     cache: LRUCache[tuple[str, _Scope], list[Passage]]
@@ -48,7 +48,7 @@ class _Request(Frozen):
 class IndexSearcher:
     """An `IndexRetriever` for an `Index`, with one thread that embeds and searches in batches.
 
-    The results of a query do not depend on the other queries in its batch. The exception is an
+    The results of a query do not depend on other queries in the same batch, except with an
     embedding endpoint whose vectors depend on the batch.
     """
 
@@ -60,15 +60,15 @@ class IndexSearcher:
         max_batch: int = 64,
         cache: int = 10_000,
     ) -> None:
-        """`max_batch`: number of queries at which no further search is added to a batch. `cache`:
-        max number of queries whose passages are cached.
+        """`max_batch`: when a batch has this number of queries, no further search is added to it.
+        `cache`: max number of queries whose passages are cached.
         """
         self._embedder = embedder
         self._batch_queries = max_batch
         self._cache_queries = cache
         self._searched = _Searched(index, LRUCache(cache))
         self._requests: SimpleQueue[_Request | None] = SimpleQueue()
-        """Waiting searches. The item None makes the thread end."""
+        """Searches that wait for the thread. The item None makes the thread end."""
         self._thread = Thread(target=self._serve, name="index-searcher", daemon=True)
         self._thread.start()
 
@@ -87,12 +87,12 @@ class IndexSearcher:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. Runs of white space in queries count as one space. Raises
-        the errors of the embedder.
+        """Search the index, as `IndexRetriever.search` specifies. Several white space characters in
+        a query count as one space. Raises the errors of the embedder.
         """
         if only != NO_FILTER:
             # The first search with a filter reads all passages. Other searches must not wait for
-            # that, so it is done in another thread.
+            # that, so another thread reads them.
             await asyncio.to_thread(self._searched.index.passages.admitted, only)
         normalized = [" ".join(query.split()) for query in queries]
         cache = self._searched.cache
@@ -129,8 +129,8 @@ class IndexSearcher:
             batch[0].results.get_loop().call_soon_threadsafe(_deliver, batch, outcomes, searched)
 
     def _next_batch(self) -> list[_Request]:
-        """Wait until there is a request, and return the waiting requests, up to a full batch.
-        Return an empty list if the thread should end.
+        """Wait until there is a request. Return the waiting requests, but not more than a full
+        batch. Return an empty list if the thread should end.
         """
         batch: list[_Request] = []
         size = 0
@@ -146,7 +146,9 @@ class IndexSearcher:
         return batch
 
     def _outcomes(self, batch: list[_Request], index: Index) -> list[_Results | Exception]:
-        """Return the outcome of each request in the batch, in order: its results, or an error."""
+        """Return the outcome of each request in the batch, in order: the results of the request, or
+        an error.
+        """
         try:
             results = self._search(batch, index)
         except UpstreamRefused as error:

@@ -1,4 +1,4 @@
-"""Servers that offer an index to other processes: gRPC `rolegate.v1.RetrievalService`, and HTTP
+"""Services that search an index for other processes: gRPC `rolegate.v1.RetrievalService`, and HTTP
 `POST /retrieve`.
 """
 
@@ -27,17 +27,17 @@ MAX_QUERIES = 256
 MAX_QUERY_CHARS = 8192
 MAX_TOP_K = 100
 MAX_PASSAGES = 2560
-"""Max passages of one search, for all of its queries together."""
+"""Max passages of one search request, for all its queries together."""
 MAX_BODY_BYTES = 1 << 20
 _MAX_BYTES = 4_000_000
-"""Max bytes of a gRPC response. It is less than the 4 MiB that clients accept by default."""
+"""Max bytes of a gRPC response. By default, clients accept at most 4 MiB."""
 
 _log = structlog.get_logger()
 
 
 def checked_top_k(queries: Sequence[str], top_k: int, default: int) -> int:
-    """Return the `top_k` of a search request, or `default` if it is 0. Raises `BadRequest` if the
-    request exceeds a limit.
+    """Return the `top_k` of a search request, or `default` if `top_k` is 0. Raises `BadRequest` if
+    the request exceeds a limit.
 
     A request must have 1 to 256 queries of 1 to 8192 characters, a `top_k` of 0 to 100, and at most
     2560 passages for all queries together.
@@ -76,8 +76,8 @@ class RetrievalServicer(RetrievalServiceServicer):
         *,
         default_top_k: int = 3,
     ) -> None:
-        """`retriever`: retriever of the only index, or all indexes to search. `default_top_k`:
-        number of passages per query for requests whose `top_k` is absent or 0.
+        """`retriever`: retriever of a single index, or several indexes. `default_top_k`: number of
+        passages per query if `top_k` of the request is absent or 0.
         """
         self._indexes = Indexes.of(retriever)
         self._default_top_k = default_top_k
@@ -130,8 +130,8 @@ def retrieval_app(
 
     Errors have the body `{"error": …}`. The statuses are 400 for an invalid request, 413 for a body
     above 1 MiB, 421 for an unknown host name, and 503 if the search failed, without details.
-    `default_top_k`: number of passages per query for requests without `topk` or `k`. `readiness`:
-    if given, `GET /health` returns 503 while retrieval is down.
+    `default_top_k`: number of passages per query if a request has neither `topk` nor `k`.
+    `readiness`: if given, `GET /health` returns 503 while retrieval is down.
     """
 
     async def retrieve(request: web.Request) -> web.Response:

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: counters and histograms of finished work, and gauges of current state.
 
-Names and help texts are listed in `docs/metrics.md`. The label `tenant` has the names of the first
-`_MAX_TENANTS` tenants; all further tenants are counted together as `other`.
+`docs/metrics.md` lists the names and help texts of all metrics. The label `tenant` has the names of
+the first `_MAX_TENANTS` tenants; all further tenants are counted together as `other`.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ _LAG_INTERVAL_S = 0.25
 _MAX_TENANTS = 50
 _OTHER = "other"
 _REASONS = {kind.__name__: reason for kind, (_, reason) in STATUS.items()}
-"""Reasons of failed runs, such as those in docs/errors.md, by the name of the error class."""
+"""Reasons of failed runs (see docs/errors.md), by the name of the error class."""
 
 
 class Metrics:
@@ -46,7 +46,7 @@ class Metrics:
         """`collectors`: further collectors to register, such as `Gauges`."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._tenants: set[str] = set()
-        """Tenants whose name is a value of the label `tenant`."""
+        """Tenants whose names are values of the label `tenant`."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="rolegate", registry=registry)
         for collector in collectors:
@@ -149,7 +149,7 @@ class Metrics:
         self._request_s.labels(method).observe(duration_s)
 
     def run_began(self) -> None:
-        """Do nothing."""
+        """Do nothing: a run is counted when it ends."""
 
     def run_ended(self, run: Run, *, private: bool) -> None:
         """Count a finished run and its calls."""
@@ -199,7 +199,9 @@ class Metrics:
         return self._label(use.tenant), use.quota.removeprefix("nano_")
 
     def _label(self, tenant: str) -> str:
-        """Return the value of the label `tenant` for a tenant."""
+        """Return the value of the label `tenant`: the tenant's name, or `other` for all tenants
+        after the first `_MAX_TENANTS`.
+        """
         if tenant not in self._tenants:
             if len(self._tenants) >= _MAX_TENANTS:
                 return _OTHER
@@ -233,8 +235,8 @@ class Gauges(Collector):
     reports: ReportCounts | None
     readiness: Readiness
     lag_s: Callable[[], float]
-    """Returns the age in seconds of the oldest change that is in the write-ahead log but not yet in
-    the database; 0 if there is none.
+    """Function that returns the age in seconds of the oldest change that is in the write-ahead log
+    but not yet in the database; 0 if there is no such change.
     """
 
     def collect(self) -> Iterator[Metric]:
@@ -326,7 +328,9 @@ def _family(
     rows: Iterable[tuple[str | float, ...]],
     *labels: str,
 ) -> Metric:
-    """Return a metric family. `rows`: for each sample, the values of its labels, then its value."""
+    """Return a metric family (a metric with all its samples). `rows`: for each sample, a tuple of
+    the values of its labels, followed by the sample's value.
+    """
     family = kind(f"rolegate_{name}", what, labels=labels)
     for *names, value in rows:
         family.add_metric(list(map(str, names)), float(value))

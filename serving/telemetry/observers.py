@@ -33,7 +33,9 @@ class Watched:
     admission: Admission
     upstreams: Upstreams
     addresses: Mapping[str, str | None]
-    """Base URL of each deployment; None for a provider that LiteLLM calls."""
+    """Base URL of each deployment (an engine or endpoint that serves a model), by its name in the
+    ledger; None for a provider that LiteLLM calls.
+    """
     reports: ReportCounts | None
     """Counts of the report cache; None without a cache."""
     readiness: Readiness
@@ -48,9 +50,9 @@ async def open_observers(
     hosts: Iterable[str] = (),
 ) -> AsyncIterator[Observers]:
     """Open the configured observers, and close them on exit. The libraries of an observer are
-    imported only if it is configured.
+    imported only if the observer is configured.
 
-    `hosts`: host names that are allowed in requests for metrics, as for `HTTPServer`. Raises
+    `hosts`: host names that requests for metrics may be sent to, as for `HTTPServer`. Raises
     `BadConfig` if the server of metrics cannot listen.
     """
     async with AsyncExitStack() as stack:
@@ -103,7 +105,7 @@ async def _metrics(
 
 @asynccontextmanager
 async def _traces(endpoint: str, contents: bool, watched: Watched) -> AsyncIterator[Observer]:
-    # The gateway has checked when it started that the extra `otlp` is installed
+    # At its start, the gateway has checked that the extra `otlp` is installed
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider

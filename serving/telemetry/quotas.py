@@ -1,10 +1,10 @@
-"""Warn that 80 % of a tenant's quota is spent: by an event in the log, a metric and a webhook.
+"""Warn when a tenant has spent 80 % of a quota: with an event in the log, a metric and a webhook.
 
-Before a gateway sends a warning, it claims the warning in the database, so that only one of the
-gateways with that database sends it. If the webhook cannot be delivered, a gateway tries again
-after a pause, until the quota's day or month ends. The request follows Standard Webhooks
-(https://www.standardwebhooks.com): receivers verify the signature, and ignore a `webhook-id` that
-they have already received.
+Before a gateway sends a warning, it claims the warning in the database. So if several gateways
+share the database, only one of them sends the warning. If the webhook cannot be delivered, a
+gateway tries again after a pause, until the quota's day or month ends. The webhook follows Standard
+Webhooks (https://www.standardwebhooks.com): receivers verify the signature, and ignore a
+`webhook-id` that they have already received.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ _AGAIN_S = 60.0
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0)
 _WARN_PERCENT = 80
 ShowQuotas = Callable[[Sequence[QuotaUse], Sequence[QuotaUse]], None]
-"""Callback that is called with the use of all quotas, and with the quotas about which a warning is
-new.
+"""Callback with two arguments: the use of all quotas, and the use of those quotas for which a
+warning has just been sent for the first time.
 """
 
 

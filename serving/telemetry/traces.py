@@ -2,8 +2,8 @@
 
 Each run is an `invoke_workflow` span, which is the current span during the run. Its children are an
 `invoke_agent` span for each sub-query, a `retrieval` span for each search, and a `chat` span for
-each attempt of a model call. The `chat` spans of a sub-query are children of the `invoke_agent`
-span instead.
+each attempt of a model call. But if an attempt belongs to a sub-query, its `chat` span is a child
+of the `invoke_agent` span.
 """
 
 import json
@@ -38,7 +38,7 @@ _USAGE = {
     "cache_read.input_tokens": "cached_tokens",
     "reasoning.output_tokens": "reasoning_tokens",
 }
-"""Fields of a call's usage, by the names that OpenTelemetry's semantic conventions give them."""
+"""Fields of a call's usage, by their names in OpenTelemetry's semantic conventions."""
 _Attributes = Mapping[str, str | int | float | None]
 
 
@@ -48,11 +48,13 @@ class Traces(Frozen):
     """
 
     tracer: Tracer
-    """Creates the spans; the caller closes the tracer's provider."""
+    """Tracer that creates the spans. The caller closes the tracer's provider."""
     addresses: Mapping[str, str | None]
-    """Base URL of each deployment; None for a provider that LiteLLM calls."""
+    """Base URL of each deployment (an engine or endpoint that serves a model), by its name in the
+    ledger; None for a provider that LiteLLM calls.
+    """
     contents: bool
-    """True to put the texts of questions, sub-queries and answers into spans, except in private
+    """True to put the texts of questions, sub-queries and answers into spans, except for private
     runs.
     """
 
@@ -61,10 +63,10 @@ class Traces(Frozen):
         _caller.set(TraceContextTextMapPropagator().extract(metadata, Context()))
 
     def request_ended(self, method: str, code: str, duration_s: float) -> None:
-        """Do nothing."""
+        """Do nothing: `run_ended` ends the span of the run."""
 
     def run_began(self) -> None:
-        """Start the span of the run and make it the current one."""
+        """Start the span of the run, and make it the current span."""
         caller = _caller.get() or Context()
         span = self.tracer.start_span("invoke_workflow rolegate", caller)
         attach(set_span_in_context(span, caller))
@@ -215,8 +217,9 @@ def _times(call: Call) -> tuple[float, float]:
 
 
 def _provider(deployment: str) -> str:
-    """Return the provider's name for the semantic conventions: `vllm` for an engine of the gateway,
-    LiteLLM's name for a model called through LiteLLM, and `openai` for any other endpoint.
+    """Return the provider's name for OpenTelemetry's semantic conventions: `vllm` for an engine of
+    the gateway, LiteLLM's name of the provider for calls through LiteLLM, and `openai` for any
+    other endpoint.
     """
     if deployment.startswith("engines."):
         return "vllm"

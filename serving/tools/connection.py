@@ -1,5 +1,6 @@
-"""A connection to one MCP server through the official SDK, to list tools and call them. The length
-of the tools' outputs is limited, and secrets that the server was given are masked in them.
+"""A connection to one MCP server through the official SDK, to list the server's tools and to call
+them. Outputs of tools are cut to a max length, and secrets that the server was given are masked in
+them.
 """
 
 import asyncio
@@ -29,11 +30,11 @@ _MAX_PAGES = 50
 """Max pages of a tool list after the first page."""
 _REASON_CHARS = 500
 _OVERHEAD_BYTES = 1 << 20
-"""Max bytes of a message in addition to the longest allowed text."""
+"""Max bytes of a message in addition to the bytes of the longest allowed text."""
 _PAGE = re.compile("^- Page URL: (?P<address>.*)\n- Page Title: (?P<title>.*)", re.MULTILINE)
-"""Matches address and title of the open page in an output of Playwright's server, which reports
-them only there. The text of a web page cannot imitate these lines, because in Playwright's
-snapshots each text comes after the role of its element.
+"""Matches the address and title of the open page in an output of Playwright's MCP server. The
+server reports them nowhere else. The text of a web page cannot imitate these lines, because in
+Playwright's snapshots each text comes after the role of its element.
 """
 _CLIENT_INFO = types.Implementation(name="rolegate", version=version("rolegate"))
 
@@ -96,7 +97,7 @@ class MCPConnection(Frozen):
     """The server's name in the config."""
     client: Client
     stale: asyncio.Event
-    """Set when the tools must be listed again, because the list may have changed, or because it is
+    """Event that is set when the tools must be listed again: the list may have changed, or it is
     unclear whether the server still answers.
     """
     max_chars: int
@@ -134,8 +135,8 @@ class MCPConnection(Frozen):
             ) from None
 
         try:
-            # `call_tool` is not used, because it checks outputs against the server's schemas, whose
-            # regular expressions may take exponential time.
+            # `call_tool` is not used: it checks outputs against the server's schemas, and regular
+            # expressions in a schema may take exponential time.
             result = await self.client.session.send_request(request, types.CallToolResult)
         except ValueError as error:
             self.stale.set()
@@ -176,7 +177,7 @@ def _hidden(value: Any, secrets: Secrets) -> Any:
 
 def output_of(result: types.CallToolResult, max_chars: int, secrets: Secrets) -> ToolOutput:
     """Return the texts of a tool's result, joined and with secrets masked. Only the first
-    `max_chars` characters are kept. Pictures and sounds are left out.
+    `max_chars` characters are kept. Images and audio are left out.
 
     If the result contains exactly one resource, or one link to a resource, the output also has the
     title and the address of this resource.

@@ -2,8 +2,8 @@
 
 
 def reason(error: BaseException) -> str:
-    """Return the message of an error on one line, or the name of its type if it has no message. For
-    an exception group, return the message of the first error in it.
+    """Return the message of an error on one line, or the name of the error's type if it has no
+    message. For an exception group, return the message of its first error.
     """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -1,7 +1,8 @@
 """The MCP servers of a gateway: keep them running, list their tools, and limit concurrent calls.
 
 A worker is an executor that works on one sub-query of a manager. All workers of all runs share one
-connection to a server, unless the server's setting `own_sessions` gives each worker its own.
+connection to a server, unless the server has the setting `own_sessions`; then each worker has its
+own connection.
 """
 
 import asyncio
@@ -24,12 +25,12 @@ _FIRST_PAUSE_S = 1.0
 _MAX_PAUSE_S = 60.0
 _STABLE_AFTER_S = 60.0
 """Seconds after which a running server counts as stable. Each restart of a server that was not
-stable doubles the pause before the next one, up to `_MAX_PAUSE_S`.
+stable doubles the pause before the next restart, up to `_MAX_PAUSE_S`.
 """
 
 
 class ToolPool:
-    """The MCP servers of a gateway, or those of them that one worker may use."""
+    """The MCP servers of a gateway, or only the servers that one worker may use."""
 
     def __init__(self, servers: Mapping[str, "_Server"]) -> None:
         self._servers = servers
@@ -53,8 +54,9 @@ class ToolPool:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Tools]:
-        """Open a session for one worker, and yield the tools that it may call. The worker gets its
-        own connections to servers with `own_sessions`; connections to other servers are shared.
+        """Open a session for one worker, and yield the pool of tools that the worker may call. The
+        worker gets its own connections to servers with `own_sessions`; connections to other servers
+        are shared.
         """
         async with AsyncExitStack() as stack:
             yield ToolPool({name: server.within(stack) for name, server in self._servers.items()})
@@ -69,7 +71,7 @@ async def tool_pool(
 ) -> AsyncIterator[ToolPool]:
     """Start the MCP servers in `configs`, and keep them running while the context is open.
 
-    A server that is down is reported to `readiness` as `tools.NAME`, and does not affect the other
+    A server that is down is reported to `readiness` as `tools.NAME`. It does not affect the other
     servers. `first_pause_s`: seconds before the first restart of a server.
     """
     servers = {name: _Server(name, config, readiness) for name, config in configs.items()}
@@ -141,7 +143,7 @@ class _Server:
                 async with asyncio.timeout(self._config.timeout_s):
                     return await connection.call(name, arguments)
             except TimeoutError:
-                # Have the tools listed, which shows whether the server still answers
+                # Let `keep_running` list the tools, to see whether the server still answers
                 connection.stale.set()
                 raise ToolFailed(
                     f"took over {self._config.timeout_s:g} s; raise timeout_s",

@@ -28,14 +28,14 @@ _Streams = tuple[
 _INHERITED = ("PATH", "HOME", "LANG")
 _ENDS_WITHIN_S = 2.0
 _EDGE_BYTES = 300
-"""Number of bytes that are kept of the beginning and of the end of a line that is too long."""
+"""If a line is too long, this number of bytes is kept from its beginning, and from its end."""
 _STDERR_BYTES = 4096
-"""Number of bytes that are kept of the end of a program's standard error."""
+"""This number of bytes is kept from the end of a program's standard error."""
 _TOO_LARGE = "the server's answer is too large for `max_chars`, or is compressed; ask for less"
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*[,}]')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-"""Patterns for the field `id` of a line of JSON, if it is the first or the last field. The id tells
-which request the line answers. Text inside a string of the JSON cannot match.
+"""Patterns for the field `id` in a line of JSON, if `id` is the first or the last field. It
+identifies the request that the line answers. Text inside a JSON string cannot match.
 """
 
 
@@ -48,13 +48,13 @@ async def child_process(
     ended: asyncio.Event,
 ) -> AsyncIterator[_Streams]:
     """Run a program that speaks MCP over its standard input and output, while the context is open.
-    Yield two streams for the SDK: of received messages, and of messages to send.
+    Yield two streams for the SDK: one of received messages, and one of messages to send.
 
     The program gets the environment variables `variables`, and those in `_INHERITED`. The program
     and its child processes end when the context is left, or when this process ends. `max_bytes`:
-    max length of a line of output. A longer line is skipped, and the request that it answers fails.
-    `ended`: set when the program's output ends. Raises `OSError` if the program cannot be started
-    or fails.
+    max length of a line of output. A longer line is skipped, and the request that the line answers
+    fails. `ended`: set when the program's output ends. Raises `OSError` if the program cannot be
+    started or fails.
     """
     process = await _spawn(command, variables, max_bytes)
     stdin = process.stdin
@@ -107,8 +107,9 @@ async def child_process(
 async def _spawn(
     command: Sequence[str], variables: Mapping[str, str], max_line_bytes: int
 ) -> asyncio.subprocess.Process:
-    """Start a command in a new session of processes. The program is looked up in the PATH of its
-    environment. Raises `OSError`, such as `FileNotFoundError` if there is no such program.
+    """Start a command in a new process session (`setsid`). The program is looked up in the PATH of
+    the program's environment. Raises `OSError`, such as `FileNotFoundError` if there is no such
+    program.
     """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     environment = {**inherited, **variables}
@@ -130,8 +131,8 @@ async def _spawn(
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process whose standard input has been closed. Wait for two seconds whether it ends by
-    itself, then terminate it, and after two more seconds kill its process group.
+    """End a process whose standard input has been closed. Give it two seconds to end by itself.
+    Then terminate it, and after two more seconds kill its process group.
     """
     try:
         await _wait(process)
@@ -151,8 +152,8 @@ async def _wait(process: asyncio.subprocess.Process) -> None:
 
 
 async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """Return the next line and True. If the line is longer than the stream's limit, return False
-    with only its beginning and its end, joined.
+    """Return the next line and True. If the line is longer than the stream's limit, return only the
+    line's beginning and end, joined, and False.
     """
     ends = b""
     while True:
@@ -165,8 +166,8 @@ async def _line(stream: asyncio.StreamReader) -> tuple[bytes, bool]:
 
 def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
     """Return the message in a line of output. If the line is not a valid message or not `complete`,
-    return an error as the answer to the same request. Return None if the line does not show which
-    request it answers, as in output that is not MCP at all.
+    return an error that answers the same request. Return None if the line does not identify a
+    request, for example because the output is not MCP at all.
     """
     if complete:
         with suppress(ValueError):
@@ -192,8 +193,9 @@ session.
 
 
 def http_client(headers: Mapping[str, str], timeout_s: float, max_bytes: int) -> httpx2.AsyncClient:
-    """Return an HTTP client for the SDK. It refuses responses of more than `max_bytes`, and instead
-    of raising an error returns a response with the error. `timeout_s`: timeout of each request.
+    """Return an HTTP client for the SDK. It refuses responses of more than `max_bytes` bytes. If a
+    request fails, the client raises no exception, but returns a response with the error.
+    `timeout_s`: timeout of each request, in seconds.
     """
     return httpx2.AsyncClient(
         headers={"Accept-Encoding": "identity", **headers},
@@ -204,8 +206,9 @@ def http_client(headers: Mapping[str, str], timeout_s: float, max_bytes: int) ->
 
 
 class _BoundedHTTP(httpx2.AsyncHTTPTransport):
-    """An HTTP transport that limits the size of responses. If a request fails, it returns a
-    response with a JSON-RPC error, because the SDK would end the connection after an exception.
+    """An HTTP transport that limits the size of responses. If a request fails, the transport
+    returns a response with a JSON-RPC error, because the SDK would end the connection after an
+    exception.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -214,7 +217,7 @@ class _BoundedHTTP(httpx2.AsyncHTTPTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request, and return its response. The response is read to the end, unless it is an
-        event stream, whose events the SDK itself limits in size.
+        event stream: the SDK itself limits the size of events.
 
         A compressed response is refused, because it may expand to any size.
         """

@@ -40,7 +40,7 @@ from serving.retrieval.passages import DocumentEntry
 
 _LONGEST_NAME = 512
 _LONGEST_PART = 200
-"""Max bytes of a document's name, and of each part of it between slashes."""
+"""Max bytes of a document's name (`_LONGEST_NAME`), and of a part of the name between slashes."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -52,17 +52,19 @@ class BuildRecord(Frozen):
     not up to date.
     """
     generation: str = ""
-    """Generation of the index. Empty if no document has text; then there is no index."""
+    """Generation of the index: the name of the folder that the build wrote. Empty if no document
+    has text; then there is no index.
+    """
     started_at: float | None = None
-    """Unix time in seconds; None if there was no build."""
+    """Unix time in seconds at which the build started; None if there was no build."""
     ended_at: float | None = None
     entries: tuple[DocumentEntry, ...] = ()
-    """All documents at the time of the build, by name."""
+    """All documents at the time of the build, sorted by name."""
 
 
 def checked_name(name: str) -> str:
     """Return the name of a document in Unicode's normal form NFC. Raises `BadRequest` if the name
-    is not a safe relative path, or if its suffix is not that of a supported kind of files.
+    is not a safe relative path, or if files with its suffix are not supported.
     """
     name = normalize("NFC", name)
     parts = name.split("/")
@@ -90,8 +92,8 @@ def _is_unsafe(part: str) -> bool:
 
 
 class TenantFolder:
-    """The uploaded documents of one tenant on disk. The methods block. Those that change documents
-    hold a lock meanwhile, which also excludes other gateways that share the folder.
+    """The uploaded documents of one tenant on disk. The methods block. Methods that change
+    documents hold a lock, which also excludes other gateways that share the folder.
     """
 
     def __init__(self, config: UploadsConfig, tenant: str) -> None:
@@ -117,7 +119,7 @@ class TenantFolder:
 
     @classmethod
     def all(cls, config: UploadsConfig) -> list[Self]:
-        """Return the folders of all tenants that have one. Raises `OSError` if the folder of all
+        """Return the folder of each tenant that has a folder. Raises `OSError` if the folder of all
         uploads cannot be read.
         """
         root = Path(config.folder or "")
@@ -141,9 +143,9 @@ class TenantFolder:
         return SourceFile(name, path, status.st_size, status.st_mtime_ns)
 
     def used_without(self, name: str) -> int:
-        """Return the total bytes of all documents except `name`, to check whether `name` can be
-        stored. Raises `BadRequest` if the name of another document differs only in case, and
-        `UploadsFull` if the max number of documents is reached.
+        """Return the total bytes of all documents except the document `name`, which is about to be
+        stored. Raises `BadRequest` if the name of another document differs from `name` only in
+        case. Raises `UploadsFull` if the max number of documents is reached.
         """
         others = [document for document in self.documents() if document.name != name]
         for other in others:
@@ -161,9 +163,9 @@ class TenantFolder:
         return sum(document.size_bytes for document in others)
 
     def check_size(self, name: str, size: int, used: int) -> None:
-        """Raise `DocumentTooLarge` if `size` is too large for a document, and `UploadsFull` if all
-        documents of the tenant would be too large together. `size`: bytes of the document `name`.
-        `used`: total bytes of the other documents.
+        """Raise `DocumentTooLarge` if the document `name` is too large. Raise `UploadsFull` if all
+        documents of the tenant together would be too large. `size`: bytes of the document. `used`:
+        total bytes of the other documents.
         """
         if not 0 <= size <= MAX_BYTES:
             raise DocumentTooLarge(
@@ -177,8 +179,8 @@ class TenantFolder:
             )
 
     def begin(self) -> BufferedWriter:
-        """Open a new file for the content of an upload. The file is locked, so that other gateways
-        do not remove it as a leftover of a killed gateway. Raises `StoreFailed`.
+        """Open a new file for the content of an upload. The file is locked. Without the lock, other
+        gateways would remove it as a leftover of a killed gateway. Raises `StoreFailed`.
         """
         with _disk_errors():
             self._arriving.mkdir(parents=True, exist_ok=True)
@@ -203,8 +205,8 @@ class TenantFolder:
             os.fsync(file)
             with self._locked():
                 self.check_size(name, file.tell(), self.used_without(name))
-                # Set the time of change exactly, so that a new version of a document always has
-                # another one, even within a clock tick of the file system
+                # Set the time of change in nanoseconds, so that two versions of a document have
+                # different times, even within a clock tick of the file system
                 now = time.time_ns()
                 os.utime(file.fileno(), ns=(now, now))
                 try:
@@ -220,7 +222,7 @@ class TenantFolder:
                 return self._source(str(target))
 
     def discard(self, file: BufferedWriter) -> None:
-        """Close the file of an upload. Remove it if `commit` has not made it a document."""
+        """Close the file of an upload. Remove the file if `commit` has not made it a document."""
         Path(file.name).unlink(missing_ok=True)
         with suppress(OSError):  # the disk may be full
             file.close()
@@ -250,7 +252,9 @@ class TenantFolder:
                         (self._documents / folder).rmdir()
 
     def record(self) -> BuildRecord:
-        """Return the record of the last successful build; an empty record if there was none."""
+        """Return the record of the last successful build; an empty record if no build has
+        succeeded.
+        """
         try:
             return msgspec.json.decode(self._record.read_bytes(), type=BuildRecord)
         except (OSError, *JSON_ERRORS):

@@ -1,4 +1,4 @@
-"""Search in the documents that a tenant has uploaded."""
+"""Search the documents that a tenant has uploaded."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from serving.retrieval.searcher import IndexSearcher
 
 class UploadsIndex:
     """An `IndexRetriever` for the documents that a tenant has uploaded. Builds may create and
-    remove their index while the gateway runs. The index is opened by the first search, because many
-    tenants may never search.
+    remove the index of these documents while the gateway runs. The first search opens the index,
+    because many tenants may never search.
     """
 
     def __init__(self, name: str, folder: Path, embedder: Embedder) -> None:
@@ -32,15 +32,17 @@ class UploadsIndex:
 
     @property
     def index_id(self) -> str:
-        """See `IndexRetriever.index_id`. Consists of the name, the generation and a digest of the
-        passages.
+        """Identifier that changes whenever a query might return other passages. It consists of the
+        index's name, its generation, and a digest of its passages.
         """
         passages = self._manifest.corpus_sha256 if self._manifest else ""
         return f"{self._name} {self.generation} {passages}"
 
     @property
     def generation(self) -> str:
-        """Name of the generation that searches use; empty if there is no index."""
+        """Name of the generation (one build of the index) that searches use; empty if there is no
+        index.
+        """
         return self._manifest.generation if self._manifest else ""
 
     async def search(
@@ -50,8 +52,8 @@ class UploadsIndex:
         document: str | None = None,
         only: DocumentFilter = NO_FILTER,
     ) -> list[list[Passage]]:
-        """See `IndexRetriever.search`. Finds nothing if there is no index. Raises `BadIndex` if the
-        index cannot be opened.
+        """Search for passages, as `IndexRetriever.search` specifies. Find nothing if there is no
+        index. Raises `BadIndex` if the index cannot be opened.
         """
         if self._manifest and self._searcher is None:
             await self.refresh(opening=True)
@@ -60,15 +62,15 @@ class UploadsIndex:
         return await self._searcher.search(queries, top_k, document, only)
 
     def is_stale(self) -> bool:
-        """Return True if the generation on disk is not the one that searches use, or if the index
-        was removed. Blocks.
+        """Return True if searches do not use the generation on disk, or if the index was removed.
+        Blocks.
         """
         return manifest_at(self._folder) != self._manifest
 
     async def refresh(self, *, opening: bool = False) -> None:
-        """Switch to the generation on disk. Raises `BadIndex` if it cannot be opened.
+        """Switch to the generation on disk. Raises `BadIndex` if that generation cannot be opened.
 
-        `opening`: what to do if no search has opened the index yet: True to open it, False to read
+        `opening`: applies if no search has opened the index yet. True opens the index; False reads
         only its manifest.
         """
         async with self._swapping:
@@ -83,6 +85,6 @@ class UploadsIndex:
             self._manifest = manifest
 
     async def close(self) -> None:
-        """End the thread that searches, if there is one."""
+        """End the thread that searches, if a search has started it."""
         if self._searcher:
             await self._searcher.close()

@@ -31,7 +31,7 @@ from serving.uploads.index import UploadsIndex
 T = TypeVar("T")
 _FOLLOW_S = 1.0
 _RETRY_S = 60.0
-"""Seconds after which a failed build is tried again."""
+"""Seconds before a failed build is tried again."""
 _WAIT_S = 0.2
 _log = structlog.get_logger("uploads")
 
@@ -63,7 +63,7 @@ class StoredUploads:
         self._built: str | None = None
         """Tenant whose index is being built; None if no build is running."""
         self._failures = dict[str, Exception]()
-        """Errors of builds that failed and have not succeeded since, by tenant."""
+        """Error of the last build, by tenant. Tenants whose last build succeeded have no entry."""
 
     async def start(self) -> None:
         """Remove leftovers of killed gateways, and queue a build for each tenant whose index is not
@@ -106,7 +106,7 @@ class StoredUploads:
         *,
         wait: bool = False,
     ) -> UploadedDocument:
-        """See `Uploads.upload`."""
+        """Store a document, as `Uploads.upload` specifies."""
         name = checked_name(name)
         folder = self._folder(tenant)
         used = await self._disk(folder.used_without, name)
@@ -146,11 +146,11 @@ class StoredUploads:
         return document
 
     async def delete(self, tenant: str, name: str) -> None:
-        """See `Uploads.delete`."""
+        """Delete a document, as `Uploads.delete` specifies."""
         await self._change(tenant, self._folder(tenant).delete, checked_name(name))
 
     async def build(self, tenant: str) -> Build:
-        """See `Uploads.build`."""
+        """Return the state of a tenant's index and its documents, as `Uploads.build` specifies."""
         is_due = tenant in self._waiting or tenant == self._built
         build = await self._disk(self._last_build, self._folder(tenant))
         # Refresh after reading the record, so that searches find all that the record says
@@ -221,14 +221,16 @@ class StoredUploads:
         return await asyncio.shield(asyncio.create_task(changed()))
 
     def _changed(self, tenant: str) -> None:
-        """Put a tenant into the queue for a build of its index, unless it waits there already."""
+        """Put a tenant into the queue for a build of its index, unless the tenant is already in the
+        queue.
+        """
         if tenant not in self._waiting:
             self._waiting.add(tenant)
             self._due.put_nowait(tenant)
 
     def _build(self, tenant: str, check: Check) -> None:
-        """Build a tenant's index, and store the record of the build. Documents that could not be
-        read by the last build, and have not changed since, are not read again. Blocks.
+        """Build a tenant's index, and store the record of the build. A document that the last build
+        could not read is not read again, unless it has changed since. Blocks.
         """
         folder = self._folder(tenant)
         with build_lock(folder.path, wait=True, waiting=check):
@@ -276,9 +278,9 @@ class StoredUploads:
 async def opened_uploads(
     config: Config, embedder: Embedder | None
 ) -> AsyncIterator[StoredUploads | None]:
-    """Yield the store for uploads that a config describes, and build its indexes while the context
-    is open. Yield None if the config has no folder for uploads, or if there is no embedder. Raises
-    `BadConfig` if the folder cannot be used.
+    """Yield the store for uploads that a config describes, and build the tenants' indexes in the
+    background while the context is open. Yield None if the config has no folder for uploads, or if
+    there is no embedder. Raises `BadConfig` if the folder cannot be used.
     """
     if config.uploads.folder is None or embedder is None:
         yield None
