@@ -46,7 +46,7 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     seed: int = 11
-    """seed of the world; no model was trained on the world's names"""
+    """seed of the world; with every seed, the world's names are unknown to the demo's models"""
     questions: Count = 200
     """number of questions about the world"""
     models: Path | None = msgspec.field(name="config", default=None)
@@ -86,7 +86,9 @@ class Figures(Frozen):
     delegation_turns_right: float
     """Share of the judged turns that are right; see `QuestionRun.delegation_turns`."""
     executor_runs: int
-    """Number of sub-queries that executors worked on, in whole runs."""
+    """Number of sub-queries that executors worked on in runs with all three roles. Gold
+    sub-queries, on which an executor works alone, do not count.
+    """
     searches_per_executor_run: float
     two_search_share: float
     """Share of sub-queries with at least two searches."""

@@ -177,7 +177,9 @@ class Options(harness.Options):
     )
     """in the part load: numbers of questions in flight to measure"""
     token_s: Annotated[float, Meta(gt=0)] = 0.01
-    """in the part paced: seconds per generated token; the first token takes five times as long"""
+    """for the part paced: seconds that the simulated model takes for each token; the first token
+    takes five times as long
+    """
     folder: Path | None = None
     """folder for stores and logs; the speed of its disk affects the results (default: a temporary
     folder)

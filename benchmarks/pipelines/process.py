@@ -40,7 +40,9 @@ async def in_process(query: str) -> Sequence[Passage]:
 
 @asynccontextmanager
 async def calls(kind: str, base_url: str) -> AsyncIterator[Call]:
-    """Open the client for model calls of a kind of pipeline. `base_url`: base URL of the models."""
+    """Yield the function with which pipelines of `kind`, such as P1, call models. `base_url`: base
+    URL of the models.
+    """
     match kind:
         case "P1":
             async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:

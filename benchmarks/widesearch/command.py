@@ -144,8 +144,8 @@ async def measure(options: Options) -> Figures:
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "wrong combination of options: give --no-judge, or --judge with --config. The "
-            "topologies wide_written and wide_single always need --config."
+            "give either --judge or --no-judge; give --config with --judge and with the topologies "
+            "wide_written and wide_single, and leave it out otherwise."
         )
     if written and options.address:
         raise BadRequest(

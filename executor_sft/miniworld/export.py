@@ -55,8 +55,8 @@ class Options(Knobs, frozen=True, kw_only=True):
     tables: Count = 20
     """with --wide: max number of tables of each of the three sizes (small, medium, large)"""
     edition: Count = 1
-    """with --wide: number of the edition; editions have the same facts in other wordings, other
-    lists of names (registers) and other errors
+    """with --wide: number of the edition; all editions have the same facts, but each has its own
+    wordings, lists of names (registers) and deliberately wrong statements
     """
     wording: Literal["widesearch", "plain"] = "widesearch"
     """with --wide: widesearch (each question ends with the columns and the form of the table, as in

@@ -254,7 +254,7 @@ class RunLifecycle:
             run = await self.archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
                 f"run_id {run.id!r}: cannot be resumed; its kind is {run.kind}, its status "
-                f"{run.status}. Only an answer or a table that was interrupted at this gateway in "
+                f"{run.status}. Only an interrupted answer or table that began at this gateway in "
                 f"the last hour can be resumed, once. `rolegate runs show {run.id}` shows the "
                 "stored run."
             )

@@ -94,14 +94,14 @@ class AdminServiceServicer:
     """
 
     def CreateKey(self, request, context):
-        """Creates a key. Its text is only in this response, and stored nowhere.
+        """Creates a key. The text of the key is only in this response, and is stored nowhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListKeys(self, request, context):
-        """Returns a page of the keys, oldest first, also those that are no longer valid.
+        """Returns a page of all keys, oldest first. Keys that are no longer valid are included.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,14 +116,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ExpireKey(self, request, context):
-        """Sets the time at which a valid key expires, or removes it.
+        """Sets the time at which a valid key expires, or lets the key never expire.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeKey(self, request, context):
-        """Revokes a key permanently. Requests that are being served with it are cancelled.
+        """Revokes a key permanently. Requests in progress with this key are cancelled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -137,14 +137,14 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTenant(self, request, context):
-        """Returns a tenant, with what it has spent.
+        """Returns a tenant, with its usage of this day and this month.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListTenants(self, request, context):
-        """Returns a page of the tenants: `default`, which always exists, then the others by name.
+        """Returns a page of the tenants: first `default`, which always exists, then all others, sorted by name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -158,8 +158,8 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListAuditEvents(self, request, context):
-        """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
-        commands that open the store.
+        """Returns a page of the audit log, newest event first. It has all administrative acts, at all gateways that share the
+        store and in commands that open the store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

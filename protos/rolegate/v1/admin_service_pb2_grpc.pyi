@@ -36,28 +36,28 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     CreateKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.CreateKeyRequest, _admin_service_pb2.CreateKeyResponse]
-    """Creates a key. Its text is only in this response, and stored nowhere."""
+    """Creates a key. The text of the key is only in this response, and is stored nowhere."""
     ListKeys: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListKeysRequest, _admin_service_pb2.ListKeysResponse]
-    """Returns a page of the keys, oldest first, also those that are no longer valid."""
+    """Returns a page of all keys, oldest first. Keys that are no longer valid are included."""
     RotateKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.RotateKeyRequest, _admin_service_pb2.RotateKeyResponse]
     """Creates a key that replaces a valid key, with the same tenant, scopes, label, limits and expiry. The old key stays valid for
     a grace period.
     """
     ExpireKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ExpireKeyRequest, _admin_service_pb2.ExpireKeyResponse]
-    """Sets the time at which a valid key expires, or removes it."""
+    """Sets the time at which a valid key expires, or lets the key never expire."""
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.RevokeKeyRequest, _admin_service_pb2.RevokeKeyResponse]
-    """Revokes a key permanently. Requests that are being served with it are cancelled."""
+    """Revokes a key permanently. Requests in progress with this key are cancelled."""
     UpdateKey: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateKeyRequest, _admin_service_pb2.UpdateKeyResponse]
     """Changes limits of a key."""
     GetTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetTenantRequest, _admin_service_pb2.GetTenantResponse]
-    """Returns a tenant, with what it has spent."""
+    """Returns a tenant, with its usage of this day and this month."""
     ListTenants: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]
-    """Returns a page of the tenants: `default`, which always exists, then the others by name."""
+    """Returns a page of the tenants: first `default`, which always exists, then all others, sorted by name."""
     UpdateTenant: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]
     """Changes settings of a tenant, or creates a tenant."""
     ListAuditEvents: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListAuditEventsRequest, _admin_service_pb2.ListAuditEventsResponse]
-    """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
-    commands that open the store.
+    """Returns a page of the audit log, newest event first. It has all administrative acts, at all gateways that share the
+    store and in commands that open the store.
     """
 
 @_typing.type_check_only
@@ -68,28 +68,28 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CreateKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.CreateKeyRequest, _admin_service_pb2.CreateKeyResponse]  # type: ignore[assignment]
-    """Creates a key. Its text is only in this response, and stored nowhere."""
+    """Creates a key. The text of the key is only in this response, and is stored nowhere."""
     ListKeys: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListKeysRequest, _admin_service_pb2.ListKeysResponse]  # type: ignore[assignment]
-    """Returns a page of the keys, oldest first, also those that are no longer valid."""
+    """Returns a page of all keys, oldest first. Keys that are no longer valid are included."""
     RotateKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RotateKeyRequest, _admin_service_pb2.RotateKeyResponse]  # type: ignore[assignment]
     """Creates a key that replaces a valid key, with the same tenant, scopes, label, limits and expiry. The old key stays valid for
     a grace period.
     """
     ExpireKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ExpireKeyRequest, _admin_service_pb2.ExpireKeyResponse]  # type: ignore[assignment]
-    """Sets the time at which a valid key expires, or removes it."""
+    """Sets the time at which a valid key expires, or lets the key never expire."""
     RevokeKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.RevokeKeyRequest, _admin_service_pb2.RevokeKeyResponse]  # type: ignore[assignment]
-    """Revokes a key permanently. Requests that are being served with it are cancelled."""
+    """Revokes a key permanently. Requests in progress with this key are cancelled."""
     UpdateKey: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateKeyRequest, _admin_service_pb2.UpdateKeyResponse]  # type: ignore[assignment]
     """Changes limits of a key."""
     GetTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetTenantRequest, _admin_service_pb2.GetTenantResponse]  # type: ignore[assignment]
-    """Returns a tenant, with what it has spent."""
+    """Returns a tenant, with its usage of this day and this month."""
     ListTenants: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListTenantsRequest, _admin_service_pb2.ListTenantsResponse]  # type: ignore[assignment]
-    """Returns a page of the tenants: `default`, which always exists, then the others by name."""
+    """Returns a page of the tenants: first `default`, which always exists, then all others, sorted by name."""
     UpdateTenant: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.UpdateTenantRequest, _admin_service_pb2.UpdateTenantResponse]  # type: ignore[assignment]
     """Changes settings of a tenant, or creates a tenant."""
     ListAuditEvents: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListAuditEventsRequest, _admin_service_pb2.ListAuditEventsResponse]  # type: ignore[assignment]
-    """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
-    commands that open the store.
+    """Returns a page of the audit log, newest event first. It has all administrative acts, at all gateways that share the
+    store and in commands that open the store.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -103,7 +103,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.CreateKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.CreateKeyResponse, _abc.Awaitable[_admin_service_pb2.CreateKeyResponse]]:
-        """Creates a key. Its text is only in this response, and stored nowhere."""
+        """Creates a key. The text of the key is only in this response, and is stored nowhere."""
 
     @_abc_1.abstractmethod
     def ListKeys(
@@ -111,7 +111,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListKeysRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListKeysResponse, _abc.Awaitable[_admin_service_pb2.ListKeysResponse]]:
-        """Returns a page of the keys, oldest first, also those that are no longer valid."""
+        """Returns a page of all keys, oldest first. Keys that are no longer valid are included."""
 
     @_abc_1.abstractmethod
     def RotateKey(
@@ -129,7 +129,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ExpireKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ExpireKeyResponse, _abc.Awaitable[_admin_service_pb2.ExpireKeyResponse]]:
-        """Sets the time at which a valid key expires, or removes it."""
+        """Sets the time at which a valid key expires, or lets the key never expire."""
 
     @_abc_1.abstractmethod
     def RevokeKey(
@@ -137,7 +137,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.RevokeKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.RevokeKeyResponse, _abc.Awaitable[_admin_service_pb2.RevokeKeyResponse]]:
-        """Revokes a key permanently. Requests that are being served with it are cancelled."""
+        """Revokes a key permanently. Requests in progress with this key are cancelled."""
 
     @_abc_1.abstractmethod
     def UpdateKey(
@@ -153,7 +153,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.GetTenantRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.GetTenantResponse, _abc.Awaitable[_admin_service_pb2.GetTenantResponse]]:
-        """Returns a tenant, with what it has spent."""
+        """Returns a tenant, with its usage of this day and this month."""
 
     @_abc_1.abstractmethod
     def ListTenants(
@@ -161,7 +161,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListTenantsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListTenantsResponse, _abc.Awaitable[_admin_service_pb2.ListTenantsResponse]]:
-        """Returns a page of the tenants: `default`, which always exists, then the others by name."""
+        """Returns a page of the tenants: first `default`, which always exists, then all others, sorted by name."""
 
     @_abc_1.abstractmethod
     def UpdateTenant(
@@ -177,8 +177,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.ListAuditEventsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListAuditEventsResponse, _abc.Awaitable[_admin_service_pb2.ListAuditEventsResponse]]:
-        """Returns a page of the audit log, newest event first: all administrative acts at all gateways on the store, and of
-        commands that open the store.
+        """Returns a page of the audit log, newest event first. It has all administrative acts, at all gateways that share the
+        store and in commands that open the store.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

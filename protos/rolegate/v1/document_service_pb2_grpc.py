@@ -64,8 +64,8 @@ class DocumentServiceServicer:
     """
 
     def UploadDocument(self, request_iterator, context):
-        """Stores a document, which is streamed in pieces. A document of the same name is replaced. The response is sent when
-        the document is on disk. A stream that ends before `size_bytes` stores nothing.
+        """Stores a document. The client streams the document in pieces. A document of the same name is replaced. The response
+        is sent when the document is on disk. A stream that ends before `size_bytes` stores nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,14 +79,14 @@ class DocumentServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteDocument(self, request, context):
-        """Deletes a document. It can be found until the next build has ended.
+        """Deletes a document. Searches still find it until the next build of the index has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetBuild(self, request, context):
-        """Returns the state of the index: what it contains, and which documents were not read.
+        """Returns the state of the index, with counts of its content, and the documents that were not read.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,15 +36,15 @@ class DocumentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> DocumentServiceAsyncStub: ...
     UploadDocument: _grpc.StreamUnaryMultiCallable[_document_service_pb2.UploadDocumentRequest, _document_service_pb2.UploadDocumentResponse]
-    """Stores a document, which is streamed in pieces. A document of the same name is replaced. The response is sent when
-    the document is on disk. A stream that ends before `size_bytes` stores nothing.
+    """Stores a document. The client streams the document in pieces. A document of the same name is replaced. The response
+    is sent when the document is on disk. A stream that ends before `size_bytes` stores nothing.
     """
     ListDocuments: _grpc.UnaryUnaryMultiCallable[_document_service_pb2.ListDocumentsRequest, _document_service_pb2.ListDocumentsResponse]
     """Lists documents by name, in pages."""
     DeleteDocument: _grpc.UnaryUnaryMultiCallable[_document_service_pb2.DeleteDocumentRequest, _document_service_pb2.DeleteDocumentResponse]
-    """Deletes a document. It can be found until the next build has ended."""
+    """Deletes a document. Searches still find it until the next build of the index has ended."""
     GetBuild: _grpc.UnaryUnaryMultiCallable[_document_service_pb2.GetBuildRequest, _document_service_pb2.GetBuildResponse]
-    """Returns the state of the index: what it contains, and which documents were not read."""
+    """Returns the state of the index, with counts of its content, and the documents that were not read."""
 
 @_typing.type_check_only
 class DocumentServiceAsyncStub(DocumentServiceStub):
@@ -54,15 +54,15 @@ class DocumentServiceAsyncStub(DocumentServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     UploadDocument: _aio.StreamUnaryMultiCallable[_document_service_pb2.UploadDocumentRequest, _document_service_pb2.UploadDocumentResponse]  # type: ignore[assignment]
-    """Stores a document, which is streamed in pieces. A document of the same name is replaced. The response is sent when
-    the document is on disk. A stream that ends before `size_bytes` stores nothing.
+    """Stores a document. The client streams the document in pieces. A document of the same name is replaced. The response
+    is sent when the document is on disk. A stream that ends before `size_bytes` stores nothing.
     """
     ListDocuments: _aio.UnaryUnaryMultiCallable[_document_service_pb2.ListDocumentsRequest, _document_service_pb2.ListDocumentsResponse]  # type: ignore[assignment]
     """Lists documents by name, in pages."""
     DeleteDocument: _aio.UnaryUnaryMultiCallable[_document_service_pb2.DeleteDocumentRequest, _document_service_pb2.DeleteDocumentResponse]  # type: ignore[assignment]
-    """Deletes a document. It can be found until the next build has ended."""
+    """Deletes a document. Searches still find it until the next build of the index has ended."""
     GetBuild: _aio.UnaryUnaryMultiCallable[_document_service_pb2.GetBuildRequest, _document_service_pb2.GetBuildResponse]  # type: ignore[assignment]
-    """Returns the state of the index: what it contains, and which documents were not read."""
+    """Returns the state of the index, with counts of its content, and the documents that were not read."""
 
 class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
     """Stores documents of the key's tenant, and builds the tenant's index `uploads` from them. Needs a key with the scope
@@ -75,8 +75,8 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_document_service_pb2.UploadDocumentRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_document_service_pb2.UploadDocumentResponse, _abc.Awaitable[_document_service_pb2.UploadDocumentResponse]]:
-        """Stores a document, which is streamed in pieces. A document of the same name is replaced. The response is sent when
-        the document is on disk. A stream that ends before `size_bytes` stores nothing.
+        """Stores a document. The client streams the document in pieces. A document of the same name is replaced. The response
+        is sent when the document is on disk. A stream that ends before `size_bytes` stores nothing.
         """
 
     @_abc_1.abstractmethod
@@ -93,7 +93,7 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _document_service_pb2.DeleteDocumentRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_document_service_pb2.DeleteDocumentResponse, _abc.Awaitable[_document_service_pb2.DeleteDocumentResponse]]:
-        """Deletes a document. It can be found until the next build has ended."""
+        """Deletes a document. Searches still find it until the next build of the index has ended."""
 
     @_abc_1.abstractmethod
     def GetBuild(
@@ -101,6 +101,6 @@ class DocumentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _document_service_pb2.GetBuildRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_document_service_pb2.GetBuildResponse, _abc.Awaitable[_document_service_pb2.GetBuildResponse]]:
-        """Returns the state of the index: what it contains, and which documents were not read."""
+        """Returns the state of the index, with counts of its content, and the documents that were not read."""
 
 def add_DocumentServiceServicer_to_server(servicer: DocumentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class ExecutorVersionServiceStub:
-    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
-    may use it.
+    """Manages the versions of the executor (the model that searches): the traffic that each version gets, and trials of
+    versions. Only operators may use it.
     """
 
     def __init__(self, channel):
@@ -69,8 +69,8 @@ class ExecutorVersionServiceStub:
 
 
 class ExecutorVersionServiceServicer:
-    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
-    may use it.
+    """Manages the versions of the executor (the model that searches): the traffic that each version gets, and trials of
+    versions. Only operators may use it.
     """
 
     def ListExecutorVersions(self, request, context):
@@ -81,15 +81,16 @@ class ExecutorVersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterExecutorVersion(self, request, context):
-        """Checks the files of a published version against its manifest, loads it into the running engine, and registers it.
+        """Checks the files of a published version against the version's manifest, loads the version into the running engine,
+        and registers it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetExecutorVersionTraffic(self, request, context):
-        """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
-        trial of a version.
+        """Starts or ends a trial of a version. In a trial, the version works in shadow runs, or as a canary in a share of the
+        clients' runs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,8 +112,8 @@ class ExecutorVersionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutorVersionDecisions(self, request, context):
-        """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
-        the results of a trial.
+        """Returns decisions on versions, oldest first. Decisions are made by an operator, or by the gate (a statistical test
+        of a trial's results).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -160,8 +161,8 @@ def add_ExecutorVersionServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ExecutorVersionService:
-    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
-    may use it.
+    """Manages the versions of the executor (the model that searches): the traffic that each version gets, and trials of
+    versions. Only operators may use it.
     """
 
     @staticmethod

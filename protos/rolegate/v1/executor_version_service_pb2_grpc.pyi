@@ -27,8 +27,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ExecutorVersionServiceStub:
-    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
-    may use it.
+    """Manages the versions of the executor (the model that searches): the traffic that each version gets, and trials of
+    versions. Only operators may use it.
     """
 
     @_typing.overload
@@ -38,10 +38,12 @@ class ExecutorVersionServiceStub:
     ListExecutorVersions: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionsRequest, _executor_version_service_pb2.ListExecutorVersionsResponse]
     """Returns all versions, newest first."""
     RegisterExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.RegisterExecutorVersionRequest, _executor_version_service_pb2.RegisterExecutorVersionResponse]
-    """Checks the files of a published version against its manifest, loads it into the running engine, and registers it."""
+    """Checks the files of a published version against the version's manifest, loads the version into the running engine,
+    and registers it.
+    """
     SetExecutorVersionTraffic: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.SetExecutorVersionTrafficRequest, _executor_version_service_pb2.SetExecutorVersionTrafficResponse]
-    """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
-    trial of a version.
+    """Starts or ends a trial of a version. In a trial, the version works in shadow runs, or as a canary in a share of the
+    clients' runs.
     """
     PromoteExecutorVersion: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.PromoteExecutorVersionRequest, _executor_version_service_pb2.PromoteExecutorVersionResponse]
     """Makes a version the active version. The version that was active before is retired, and can be made active again."""
@@ -50,24 +52,26 @@ class ExecutorVersionServiceStub:
     again.
     """
     ListExecutorVersionDecisions: _grpc.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionDecisionsRequest, _executor_version_service_pb2.ListExecutorVersionDecisionsResponse]
-    """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
-    the results of a trial.
+    """Returns decisions on versions, oldest first. Decisions are made by an operator, or by the gate (a statistical test
+    of a trial's results).
     """
 
 @_typing.type_check_only
 class ExecutorVersionServiceAsyncStub(ExecutorVersionServiceStub):
-    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
-    may use it.
+    """Manages the versions of the executor (the model that searches): the traffic that each version gets, and trials of
+    versions. Only operators may use it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListExecutorVersions: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionsRequest, _executor_version_service_pb2.ListExecutorVersionsResponse]  # type: ignore[assignment]
     """Returns all versions, newest first."""
     RegisterExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.RegisterExecutorVersionRequest, _executor_version_service_pb2.RegisterExecutorVersionResponse]  # type: ignore[assignment]
-    """Checks the files of a published version against its manifest, loads it into the running engine, and registers it."""
+    """Checks the files of a published version against the version's manifest, loads the version into the running engine,
+    and registers it.
+    """
     SetExecutorVersionTraffic: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.SetExecutorVersionTrafficRequest, _executor_version_service_pb2.SetExecutorVersionTrafficResponse]  # type: ignore[assignment]
-    """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
-    trial of a version.
+    """Starts or ends a trial of a version. In a trial, the version works in shadow runs, or as a canary in a share of the
+    clients' runs.
     """
     PromoteExecutorVersion: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.PromoteExecutorVersionRequest, _executor_version_service_pb2.PromoteExecutorVersionResponse]  # type: ignore[assignment]
     """Makes a version the active version. The version that was active before is retired, and can be made active again."""
@@ -76,13 +80,13 @@ class ExecutorVersionServiceAsyncStub(ExecutorVersionServiceStub):
     again.
     """
     ListExecutorVersionDecisions: _aio.UnaryUnaryMultiCallable[_executor_version_service_pb2.ListExecutorVersionDecisionsRequest, _executor_version_service_pb2.ListExecutorVersionDecisionsResponse]  # type: ignore[assignment]
-    """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
-    the results of a trial.
+    """Returns decisions on versions, oldest first. Decisions are made by an operator, or by the gate (a statistical test
+    of a trial's results).
     """
 
 class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Manages the versions of the executor: which version works in which runs, and the results of trials. Only operators
-    may use it.
+    """Manages the versions of the executor (the model that searches): the traffic that each version gets, and trials of
+    versions. Only operators may use it.
     """
 
     @_abc_1.abstractmethod
@@ -99,7 +103,9 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.RegisterExecutorVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.RegisterExecutorVersionResponse, _abc.Awaitable[_executor_version_service_pb2.RegisterExecutorVersionResponse]]:
-        """Checks the files of a published version against its manifest, loads it into the running engine, and registers it."""
+        """Checks the files of a published version against the version's manifest, loads the version into the running engine,
+        and registers it.
+        """
 
     @_abc_1.abstractmethod
     def SetExecutorVersionTraffic(
@@ -107,8 +113,8 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.SetExecutorVersionTrafficRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.SetExecutorVersionTrafficResponse, _abc.Awaitable[_executor_version_service_pb2.SetExecutorVersionTrafficResponse]]:
-        """Starts a trial of a version, as shadow of the active version or as canary with a share of the runs, or ends the
-        trial of a version.
+        """Starts or ends a trial of a version. In a trial, the version works in shadow runs, or as a canary in a share of the
+        clients' runs.
         """
 
     @_abc_1.abstractmethod
@@ -135,8 +141,8 @@ class ExecutorVersionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _executor_version_service_pb2.ListExecutorVersionDecisionsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_executor_version_service_pb2.ListExecutorVersionDecisionsResponse, _abc.Awaitable[_executor_version_service_pb2.ListExecutorVersionDecisionsResponse]]:
-        """Returns decisions on versions, oldest first. They are made by an operator, or by the gate, a statistical test of
-        the results of a trial.
+        """Returns decisions on versions, oldest first. Decisions are made by an operator, or by the gate (a statistical test
+        of a trial's results).
         """
 
 def add_ExecutorVersionServiceServicer_to_server(servicer: ExecutorVersionServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class RetrievalServiceStub:
-    """Retrieves passages from one index.
+    """Retrieves passages from indexes.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class RetrievalServiceStub:
 
 
 class RetrievalServiceServicer:
-    """Retrieves passages from one index.
+    """Retrieves passages from indexes.
     """
 
     def Search(self, request, context):
@@ -71,7 +71,7 @@ def add_RetrievalServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class RetrievalService:
-    """Retrieves passages from one index.
+    """Retrieves passages from indexes.
     """
 
     @staticmethod

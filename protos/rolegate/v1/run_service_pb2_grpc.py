@@ -72,7 +72,7 @@ class RunServiceServicer:
     """
 
     def GetRun(self, request, context):
-        """Returns a run, which may be under way or have ended.
+        """Returns a run. The run may be under way or have ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,15 +93,16 @@ class RunServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CancelRun(self, request, context):
-        """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
-        wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
+        """Cancels a run, which may be at another gateway that shares the store. The request that started the run gets
+        CANCELLED, and so do repeated requests (with the same `request_id`) that wait for the run. The run stays stored
+        with its results so far.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SubmitFeedback(self, request, context):
-        """Stores feedback on an answer. It shows which runs were right and which were wrong.
+        """Stores feedback on an answer, such as a verdict or the right answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

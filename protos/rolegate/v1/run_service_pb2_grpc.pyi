@@ -34,17 +34,18 @@ class RunServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RunServiceAsyncStub: ...
     GetRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]
-    """Returns a run, which may be under way or have ended."""
+    """Returns a run. The run may be under way or have ended."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]
     """Lists runs, newest first, in pages."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]
     """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended."""
     CancelRun: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]
-    """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
-    wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
+    """Cancels a run, which may be at another gateway that shares the store. The request that started the run gets
+    CANCELLED, and so do repeated requests (with the same `request_id`) that wait for the run. The run stays stored
+    with its results so far.
     """
     SubmitFeedback: _grpc.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]
-    """Stores feedback on an answer. It shows which runs were right and which were wrong."""
+    """Stores feedback on an answer, such as a verdict or the right answer."""
     ExportRuns: _grpc.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]
     """Streams all ended runs that match a filter, with their traces, oldest first."""
 
@@ -54,17 +55,18 @@ class RunServiceAsyncStub(RunServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.GetRunRequest, _run_service_pb2.GetRunResponse]  # type: ignore[assignment]
-    """Returns a run, which may be under way or have ended."""
+    """Returns a run. The run may be under way or have ended."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_run_service_pb2.ListRunsRequest, _run_service_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Lists runs, newest first, in pages."""
     WatchRun: _aio.UnaryStreamMultiCallable[_run_service_pb2.WatchRunRequest, _run_service_pb2.WatchRunResponse]  # type: ignore[assignment]
     """Streams the events of an answer or a table, beginning with any event. The run may be under way or have ended."""
     CancelRun: _aio.UnaryUnaryMultiCallable[_run_service_pb2.CancelRunRequest, _run_service_pb2.CancelRunResponse]  # type: ignore[assignment]
-    """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
-    wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
+    """Cancels a run, which may be at another gateway that shares the store. The request that started the run gets
+    CANCELLED, and so do repeated requests (with the same `request_id`) that wait for the run. The run stays stored
+    with its results so far.
     """
     SubmitFeedback: _aio.UnaryUnaryMultiCallable[_run_service_pb2.SubmitFeedbackRequest, _run_service_pb2.SubmitFeedbackResponse]  # type: ignore[assignment]
-    """Stores feedback on an answer. It shows which runs were right and which were wrong."""
+    """Stores feedback on an answer, such as a verdict or the right answer."""
     ExportRuns: _aio.UnaryStreamMultiCallable[_run_service_pb2.ExportRunsRequest, _run_service_pb2.ExportRunsResponse]  # type: ignore[assignment]
     """Streams all ended runs that match a filter, with their traces, oldest first."""
 
@@ -77,7 +79,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.GetRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.GetRunResponse, _abc.Awaitable[_run_service_pb2.GetRunResponse]]:
-        """Returns a run, which may be under way or have ended."""
+        """Returns a run. The run may be under way or have ended."""
 
     @_abc_1.abstractmethod
     def ListRuns(
@@ -101,8 +103,9 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.CancelRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.CancelRunResponse, _abc.Awaitable[_run_service_pb2.CancelRunResponse]]:
-        """Cancels a run, also one of another gateway on the same database. The request that started the run, and requests that
-        wait for it because they have its `request_id`, get CANCELLED. The run stays stored with its results so far.
+        """Cancels a run, which may be at another gateway that shares the store. The request that started the run gets
+        CANCELLED, and so do repeated requests (with the same `request_id`) that wait for the run. The run stays stored
+        with its results so far.
         """
 
     @_abc_1.abstractmethod
@@ -111,7 +114,7 @@ class RunServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _run_service_pb2.SubmitFeedbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_run_service_pb2.SubmitFeedbackResponse, _abc.Awaitable[_run_service_pb2.SubmitFeedbackResponse]]:
-        """Stores feedback on an answer. It shows which runs were right and which were wrong."""
+        """Stores feedback on an answer, such as a verdict or the right answer."""
 
     @_abc_1.abstractmethod
     def ExportRuns(

@@ -71,8 +71,7 @@ class TableServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetTable(self, request, context):
-        """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
-        filled.
+        """Returns the table of a run, as far as it has been filled. The run may be under way, finished or failed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

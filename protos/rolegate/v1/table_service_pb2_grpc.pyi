@@ -38,9 +38,7 @@ class TableServiceStub:
     StreamTable: _grpc.UnaryStreamMultiCallable[_table_service_pb2.StreamTableRequest, _table_service_pb2.StreamTableResponse]
     """Fills one table and streams the events of the run, with the rows that change. The last event is `done`."""
     GetTable: _grpc.UnaryUnaryMultiCallable[_table_service_pb2.GetTableRequest, _table_service_pb2.GetTableResponse]
-    """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
-    filled.
-    """
+    """Returns the table of a run, as far as it has been filled. The run may be under way, finished or failed."""
 
 @_typing.type_check_only
 class TableServiceAsyncStub(TableServiceStub):
@@ -52,9 +50,7 @@ class TableServiceAsyncStub(TableServiceStub):
     StreamTable: _aio.UnaryStreamMultiCallable[_table_service_pb2.StreamTableRequest, _table_service_pb2.StreamTableResponse]  # type: ignore[assignment]
     """Fills one table and streams the events of the run, with the rows that change. The last event is `done`."""
     GetTable: _aio.UnaryUnaryMultiCallable[_table_service_pb2.GetTableRequest, _table_service_pb2.GetTableResponse]  # type: ignore[assignment]
-    """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
-    filled.
-    """
+    """Returns the table of a run, as far as it has been filled. The run may be under way, finished or failed."""
 
 class TableServiceServicer(metaclass=_abc_1.ABCMeta):
     """Fills tables: from a question and columns, it searches for rows and for the value of each cell, with citations."""
@@ -81,8 +77,6 @@ class TableServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _table_service_pb2.GetTableRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_table_service_pb2.GetTableResponse, _abc.Awaitable[_table_service_pb2.GetTableResponse]]:
-        """Returns the table of a run, which may be under way, finished or failed. The table is returned as far as it has been
-        filled.
-        """
+        """Returns the table of a run, as far as it has been filled. The run may be under way, finished or failed."""
 
 def add_TableServiceServicer_to_server(servicer: TableServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

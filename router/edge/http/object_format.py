@@ -1,9 +1,10 @@
-"""Answers in the form of a JSON schema. To answer such a request, the gateway fills a table: with
-one row for an object, or with many rows for a list of objects. Every property is a column.
+"""Answers that are JSON and follow the JSON schema of the request. To write such an answer, the
+gateway fills a table in which each property of the schema is a column. If the schema describes one
+object, the table has one row; if it describes a list of objects, many rows.
 
-The row of a single object is found like any row of a table, by sub-queries of the delegator. Its
-key is the property `subject`, which names the thing that the question is about. If the schema has
-no such property, the column `SUBJECT` is added as the key, and left out of the object.
+The row of a single object is found by sub-queries of the delegator, like any row. Its key is the
+property `subject`, which names the thing that the question is about. If the schema has no such
+property, the column `SUBJECT` is added as the key, but not sent to the client.
 """
 
 from collections import Counter

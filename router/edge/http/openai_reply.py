@@ -28,10 +28,9 @@ _OUTPUTS: dict[str, tuple[Any, ...]] = {
     "output_text": ("content", _MESSAGE, "content", "content_part", "output_text"),
     "refusal": ("refusal", _MESSAGE, "content", "content_part", "refusal"),
 }
-"""Names under which each kind of text is sent. First value: the name of its field in chat
-completions. Other values, for the responses API: the item of the output, the name of the item's
-list of parts, and the beginnings of the names of the events about a part and about the text of a
-part.
+"""Names for each kind of text, in this order: the field in chat completions; and for the responses
+API, the output item, the item's list of parts, the prefix of the names of events about a part, and
+the prefix of the names of events about the part's text.
 """
 
 
