@@ -1,9 +1,10 @@
-"""Run a sweep: a grid of backbones, executors and topologies answers the same questions (TBSS 4.1).
+"""Run a sweep: each combination of backbone (the delegator's model), executor and topology in the
+plan answers the same questions (TBSS 4.1).
 
-A rollout is one answer to one question. After an interruption, the same command resumes: no rollout
-runs twice, and no completed model call is paid for again. A sweep may also grow: if its plan gets
-more rollouts, a higher limit or more pairs, the same command runs the missing rollouts. Begin with
-a low limit, to see what an answer costs.
+A rollout is one answer to one question. The same command resumes an interrupted sweep: it repeats
+no finished rollout, and without Ray, it pays for no completed model call again. If you add
+rollouts, questions or combinations to the plan, it runs only what is missing. Begin with few
+questions, to see what an answer costs.
 """
 
 import time

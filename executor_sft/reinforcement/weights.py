@@ -150,9 +150,10 @@ def _agent_shares(
 
 
 def _drawn(run: Sequence[AgentTurns], limit: int | None, rng: Random | None) -> list[float]:
-    """Return a factor for each agent of a run. If more than `limit` executors have tokens, the
-    factor is 0 for executors that are not drawn, and more than 1 for drawn executors. In all other
-    cases, it is 1.
+    """Draw at most `limit` of the executors that have tokens. Return a factor for each agent of the
+    run, by which its weight is multiplied: 0 for executors that were not drawn; more than 1 for
+    those that were, so that the expected gradient stays the same; and 1 for all other agents. If
+    there are not more than `limit` such executors, all factors are 1.
     """
     factors = [1.0] * len(run)
     executors = [

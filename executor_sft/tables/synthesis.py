@@ -71,7 +71,7 @@ def _refined(seed: Question, text: str) -> Question:
     refined = msgspec.json.decode(written, type=_Refined)
     columns = checked_schema(refined.columns).shown
     if not refined.question.strip() or len(columns) < MIN_COLUMNS:
-        raise BadRequest(f"a question and at least {MIN_COLUMNS} columns are needed.")
+        raise BadRequest(f"the request must have a question and at least {MIN_COLUMNS} columns.")
     return msgspec.structs.replace(
         seed, text=refined.question, table=TableRequest(refined.question, columns)
     )

@@ -236,8 +236,9 @@ class Thoughts:
             self._begins = _BEGINNING.match(begun) is not None
 
     def _part(self, window: str, position: int) -> int:
-        """Return the position from which the end of `window` may be the start of a mark. Return the
-        length of `window` if no mark can start there.
+        """Return the position in `window` at which an incomplete mark may begin, whose rest has not
+        arrived yet. Return the length of `window` if there is no such mark. `position`: end of what
+        was already handled.
         """
         if self._begins and len(window) != 1:
             return position

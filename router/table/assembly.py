@@ -3,18 +3,19 @@ reports arrive.
 
 1. `read_report` reads one report into `RowClaims`: for each row that it names, a key, and a claim
    (value, canonical form and support) for each column.
-2. A row is a group of keys: keys that are equal, and keys whose names two documents tie together
-   ("A, also known as B"). The first key of the group is the row's home. Keys are ordered by the
-   rank of the ask (the piece of work) whose report named them.
+2. Keys are grouped into rows. Two keys belong to the same row if they are equal, or if two
+   documents state that their names mean the same ("A, also known as B": a *tie*). Keys are ordered
+   by the rank of the ask (a piece of work for an executor) whose report named them. The first key
+   of a row is the row's home.
 3. A cell is computed from all claims in its column. Claims with equal canonical forms state one
    value. The best supported value wins. If two values are supported equally well, the cell is in
    conflict. A value that no passage contains fills no cell, and a name that no passage contains
    makes no row.
 
-Ranks depend on the asks alone, not on time, so the same reports give the same table in any order.
-`Assembly` works incrementally: a report changes only the cells that it is about. All keys are
-grouped again only if the report brings a new tie between known names, or a new key that an existing
-tie may be about.
+Ranks depend only on the asks, not on the time of arrival, so the same reports give the same table
+in any order. `Assembly` works incrementally: a report changes only the cells that it is about. All
+keys are grouped again only if a report brings a tie between known names, or a new key that may
+match an existing tie.
 """
 
 import sys

@@ -252,9 +252,9 @@ class _Build:
             return None
 
     def _is_alike(self, manifest: Manifest) -> bool:
-        """Return True if this build would write the same kind of word statistics and vectors as the
-        previous generation has, and the previous generation has all its vectors. `manifest`:
-        manifest of the previous generation.
+        """Return True if the vectors of the previous generation can be reused: both builds have
+        word statistics or neither has, both use the same vector store, and no vector is missing.
+        `manifest`: manifest of the previous generation.
         """
         return (
             has_words(manifest) == self.lexical

@@ -277,7 +277,9 @@ async def _streamed(
             except TimeoutError:
                 if request.transport is not None:
                     request.transport.abort()
-                raise ClientConnectionResetError("The client reads too slowly.") from None
+                raise ClientConnectionResetError(
+                    "Read the stream while it arrives; it waited too long."
+                ) from None
 
     try:
         written = AnswerText()
