@@ -111,11 +111,11 @@ def test_runs_are_averaged_by_task(
     ("options", "message"),
     [
         ("--runs 1 --no-judge", "nothing to score; give --responses FILE, or --address HOST:PORT."),
-        ("--runs 1 --responses r.jsonl", "give --no-judge, or --judge with --config"),
-        ("--runs 1 --responses r.jsonl --judge", "give --no-judge, or --judge with --config"),
+        ("--runs 1 --responses r.jsonl", "give either --judge or --no-judge"),
+        ("--runs 1 --responses r.jsonl --judge", "give either --judge or --no-judge"),
         (
             "--runs 1 --responses r.jsonl --judge --no-judge --config c.toml",
-            "give --no-judge, or --judge",
+            "give either --judge or --no-judge",
         ),
         (
             "--runs 1 --address localhost:9 --no-judge --ray local",
