@@ -81,8 +81,9 @@ class TableAlone:
 
     The agent asks for the registers of each set of rows, one after another, and for members' own
     pages. Then it searches for each row by its name, and a second time where the first passage
-    names another page. After each row, it notes the row as a line of the table. At the end, it
-    writes the noted lines as the table. Rows that contradict a condition are left out.
+    names another page. After each row, it notes the row's values, each after the name of its
+    column. At the end, it writes the noted rows as the table. Rows that contradict a condition are
+    left out.
     """
 
     def __init__(
@@ -191,9 +192,10 @@ class TableAlone:
         if self._excluded(row, values):
             self._note += "-"
             return
-        line = f"| {' | '.join([row.mention, *values.values()])} |"
-        self._lines.append(line)
-        self._note += line
+        self._lines.append(f"| {' | '.join([row.mention, *values.values()])} |")
+        named = zip(self._task.columns[1:], values.values(), strict=True)
+        noted = ", ".join(f"{column} {value or '-'}" for column, value in named)
+        self._note += f"{row.mention}: {noted}."
 
     def _states(self, fact: Fact, seen: set[str]) -> bool:
         """Return whether one of the passages with the ids `seen` states the fact's value."""
