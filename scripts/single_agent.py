@@ -80,10 +80,10 @@ class TableAlone:
     """Writes the gold conversation of a single agent about one table.
 
     The agent asks for the registers of each set of rows, one after another, and for members' own
-    pages. Then it searches for each row by its name, and a second time where the first passage
-    names another page. After each row, it notes the row's values, each after the name of its
-    column. At the end, it writes the noted rows as the table. Rows that contradict a condition are
-    left out.
+    pages. It notes the names that it finds, numbered. Then it searches for each row by its name,
+    and a second time where the first passage names another page. After each row, it notes the row's
+    values, each after the name of its column. At the end, it writes the noted rows as the table.
+    Rows that contradict a condition are left out.
     """
 
     def __init__(
@@ -108,13 +108,14 @@ class TableAlone:
 
     def dialogue(self) -> Dialogue:
         """Return the whole conversation."""
-        names: dict[str, None] = {}
+        names: dict[str, int] = {}
         for group in self._task.sets:
             self._list(group, names)
         entities = {entity.mention: entity for entity in self._world.world.entities}
-        for name in names:
+        for name, number in names.items():
             if self._over:
                 break
+            self._note = f"{self._note} {number}".strip()
             self._fill(entities[name])
         columns = self._task.columns
         table = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *self._lines]
@@ -133,8 +134,8 @@ class TableAlone:
         self._turns.append(DialogueTurn("user", f"{shown}\n{LAST_ANSWER}" if self._over else shown))
         return page
 
-    def _list(self, group: EntitySet, names: dict[str, None]) -> None:
-        """Search for the members of a set, and add new names to `names`."""
+    def _list(self, group: EntitySet, names: dict[str, int]) -> None:
+        """Search for the members of a set, and add new names with their numbers to `names`."""
         for question in self._questions(group):
             if self._over:
                 return
@@ -143,8 +144,9 @@ class TableAlone:
                 other.stated[page.id].names for other in self._task.sets if page.id in other.stated
             ]
             new = [name for name in dict.fromkeys(itertools.chain(*listed)) if name not in names]
-            names.update(dict.fromkeys(new))
-            self._note = ", ".join(new)
+            for name in new:
+                names[name] = len(names) + 1
+            self._note = ", ".join(f"{names[name]} {name}" for name in new)
             register = group.register_in(question)
             if register is not None and page.id not in register:
                 self._missing_register = True
