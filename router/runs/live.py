@@ -20,7 +20,8 @@ _LARGE = 1000
 the event loop is not blocked.
 """
 _USED_S = 60.0
-"""Seconds from the end of a run until its events are freed. Watchers should have read them by then.
+"""The events of a run are kept for this many seconds after its end, so that watchers can read
+them.
 """
 
 
