@@ -1,7 +1,7 @@
 """Train a model that fills tables alone, and measure it: the baseline `wide_single` with a context
 of 8,192 tokens, whose figures are in docs/LOG.md.
 
-    python -m scripts.single_agent train FOLDER [--steps 600]
+    python -m scripts.single_agent train FOLDER [--steps 1200]
     python -m scripts.single_agent measure WORLD FOLDER/model [--searches 60 --json FILE]
 
 `train` continues the training of the demo's teacher, which can already search and report, on gold
@@ -60,6 +60,10 @@ _WAITING = 24
 """Number of conversations that wait to be packed into rows."""
 _YEARS = 2
 """Number of searches for members' own pages, for each set of rows."""
+_LABELS = 100
+"""Number of the tokens `#1`, `#2`, … that label names, and of the tokens `@1`, `@2`, … that label
+rows. With a number of several tokens, the model often loses track of which name is next.
+"""
 
 
 class _Searcher:
@@ -80,10 +84,10 @@ class TableAlone:
     """Writes the gold conversation of a single agent about one table.
 
     The agent asks for the registers of each set of rows, one after another, and for members' own
-    pages. It notes the names that it finds, numbered. Then it searches for each row by its name,
-    and a second time where the first passage names another page. After each row, it notes the row's
-    values, each after the name of its column. At the end, it writes the noted rows as the table.
-    Rows that contradict a condition are left out.
+    pages. It notes the names that it finds, each after a label (`#3 Dasist`). Then it searches for
+    each row by its name, and a second time where the first passage names another page. After each
+    row, it notes the row as a line of the table, also after a label (`| @2 | Dasist | 1170 |`), or
+    `-` if the row contradicts a condition. At the end, it writes the noted lines as the table.
     """
 
     def __init__(
@@ -112,13 +116,15 @@ class TableAlone:
         for group in self._task.sets:
             self._list(group, names)
         entities = {entity.mention: entity for entity in self._world.world.entities}
+        header = f"| row | {' | '.join(self._task.columns)} |"
+        if names and not self._over:
+            self._note += f" {header}"
         for name, number in names.items():
             if self._over:
                 break
-            self._note = f"{self._note} {number}".strip()
+            self._note += f" #{number} {name}"
             self._fill(entities[name])
-        columns = self._task.columns
-        table = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns), *self._lines]
+        table = [header, "|" + " --- |" * (1 + len(self._task.columns)), *self._lines]
         answer = f"{self._note}<answer>\n" + "\n".join(table) + "\n</answer>"
         return [*self._turns, DialogueTurn("answer", answer)]
 
@@ -146,7 +152,7 @@ class TableAlone:
             new = [name for name in dict.fromkeys(itertools.chain(*listed)) if name not in names]
             for name in new:
                 names[name] = len(names) + 1
-            self._note = ", ".join(f"{names[name]} {name}" for name in new)
+            self._note = ",".join(f" #{names[name]} {name}" for name in new)
             register = group.register_in(question)
             if register is not None and page.id not in register:
                 self._missing_register = True
@@ -192,12 +198,11 @@ class TableAlone:
             values[relation.name] = value
 
         if self._excluded(row, values):
-            self._note += "-"
+            self._note += " -"
             return
-        self._lines.append(f"| {' | '.join([row.mention, *values.values()])} |")
-        named = zip(self._task.columns[1:], values.values(), strict=True)
-        noted = ", ".join(f"{column} {value or '-'}" for column, value in named)
-        self._note += f"{row.mention}: {noted}."
+        cells = [f"@{len(self._lines) + 1}", row.mention, *(v or "-" for v in values.values())]
+        self._lines.append(f"| {' | '.join(cells)} |")
+        self._note += f" {self._lines[-1]}"
 
     def _states(self, fact: Fact, seen: set[str]) -> bool:
         """Return whether one of the passages with the ids `seen` states the fact's value."""
@@ -280,6 +285,8 @@ def train(folder: Path, steps: int, threads: int) -> None:
     tokenizer = load_tokenizer(TEACHER)
     model = Qwen3ForCausalLM.from_pretrained(TEACHER, dtype=torch.float32)
     model.config.max_position_embeddings = CONTEXT_TOKENS
+    tokenizer.add_tokens([f"{mark}{n}" for mark in "#@" for n in range(1, _LABELS + 1)])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     schedule = Schedule(steps, 1.5e-3, (0.2, 0.05), warm_up=50)
     optimizer = torch.optim.AdamW(_groups(model), lr=schedule.peak_rate, betas=(0.9, 0.95))
     checkpoint = folder / "checkpoint.pt"
@@ -430,7 +437,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     training = commands.add_parser("train", help="train the model")
     training.add_argument("folder", type=Path, help="folder for the model and its checkpoint")
-    training.add_argument("--steps", type=int, default=600, help="rows to train on (default: 600)")
+    training.add_argument("--steps", type=int, default=1200, help="rows to train on (default: 1200)")
     training.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
     measuring = commands.add_parser("measure", help="fill the tables of a test world")
     measuring.add_argument("world", type=Path, help="folder that `sft mini-world --wide` wrote")
