@@ -79,14 +79,14 @@ def _files_of(engine: Engine) -> tuple[Path, ...]:
 
 def _cannot_open(url: str, error: Exception, named: str = "server.store") -> BadConfig:
     """Return the error for a store that cannot be opened. Its message does not contain the password
-    in `url`. `named`: config key of the store, or a description of it, as the beginning of the
-    message.
+    in `url`. `named`: beginning of the message: the config key of the store, or a description of
+    the store.
     """
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return BadConfig(
-            f"{named}: cannot open it, because it is not a database URL; write sqlite:///FILE or "
+            f"{named}: cannot be opened, because its URL is invalid; write sqlite:///FILE or "
             "postgresql://…"
         )
     reason = str(getattr(error, "orig", None) or error).strip()
@@ -232,7 +232,7 @@ transaction. Nothing was changed, and the transaction can be repeated.
 FAILED = "The database failed; try again later. The gateway's log states why (store.failed)."
 _LOST = (
     "The database file was deleted or replaced while the gateway ran, so the database cannot be "
-    "used any more; restart the gateway. Everything acknowledged since is in the gateway's log."
+    "used any more; restart the gateway. All runs answered since then are in the gateway's log."
 )
 Value = TypeVar("Value")
 Args = TypeVarTuple("Args")
@@ -463,7 +463,9 @@ def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
 
 
 def unwritable(error: BaseException) -> bool:
-    """Return True if a transaction failed because of its data. It would fail again."""
+    """Return True if a transaction failed with `error` because the database refuses its data. Then
+    a repetition would fail, too.
+    """
     return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 
 

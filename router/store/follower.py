@@ -52,7 +52,9 @@ _MAX_BATCH = 256
 _READING_S = 5.0
 """Max seconds for which a reader waits until the database has all acknowledged runs."""
 _BACKLOG = 64 << 20
-"""Max bytes of the log that are not in the database yet. Above that, no run may begin."""
+"""Max bytes by which the database may lag behind the log. If it lags further behind, no run may
+begin.
+"""
 _WAIT_S = 10.0
 """Max seconds for which a command waits until a running gateway has written its log to the
 database.
@@ -84,8 +86,9 @@ class Follower:
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
         """Queue a change of a run. The record of the change must be in the log already. `ended`:
-        the complete run, if the change is its end. `forgotten`: True if the change undoes the run,
-        because it never began. Without both, the change is the beginning of the run.
+        the complete run, if the change is the end of the run. `forgotten`: True if the change
+        undoes the run, because the run never began. Without both, the change is the beginning of
+        the run.
         """
         self._changes.append(
             Change(
@@ -166,9 +169,8 @@ class Follower:
         """
         await self._follow()
 
-        # If no change is left, store the start of the segment after the last one as the log's
-        # place. It shows that no existing segment is needed, so `missing_segments` accepts an empty
-        # folder.
+        # If no change is left, store a place in the next segment, which does not exist yet. It
+        # shows that no existing segment is needed, so `missing_segments` accepts an empty folder.
         min_place = Position() if self._changes else Position(self._log.end.segment + 1)
         await self._keep_place(on_disk=True, min_place=min_place)
         return not self._changes
@@ -275,9 +277,9 @@ class Follower:
             self._news.clear()
 
     def _ready(self, limit: int) -> list[Change]:
-        """Return the first queued changes, as far as they may be written now; at most `limit`. In a
-        database that is not shared, the end of a run may be written only when its record in the log
-        is on disk. So readers never see a run that a power cut can remove.
+        """Return the first queued changes, at most `limit`, up to the first change that may not be
+        written yet. In a database that is not shared, the end of a run may be written only when its
+        record in the log is on disk. So readers never see a run that a power cut can remove.
         """
 
         def ready(change: Change) -> bool:

@@ -47,7 +47,7 @@ from router.store.quotas import (
 from router.store.records import Change
 
 _AHEAD = 16
-"""Max amount that is leased in advance, as a multiple of what is requested."""
+"""Max amount that is leased in advance, as a multiple of the requested amount."""
 _LEFT_FOR_OTHERS = 8
 """A gateway leases in advance at most 1/8 of the part of a limit that no gateway has leased."""
 
@@ -76,10 +76,12 @@ class _Size(NamedTuple):
     """
     wanted: int
     """Size that serves all requests, and is not smaller than the current size. If the gateway gives
-    back a part of the lease: the size that remains.
+    back a part of the lease, this is the size that remains.
     """
     asked: int
-    """Sum of all requests."""
+    """Sum of the amounts that calls and runs have requested; 0 if a part of the lease is given
+    back.
+    """
     limit: int | None
     """The account's limit in the lease's period; None for no limit."""
 
@@ -400,7 +402,7 @@ def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named
 
 
 def _in_flight(connection: Connection, begins: Sequence[_Begin]) -> Counter[str]:
-    """Return the number of running runs by tenant, for tenants that have a limit on it."""
+    """Return the number of running runs by tenant, for tenants with a limit on running runs."""
     tenants = (begin.accounts[begin.start.tenant] for begin in begins)
     limited = [tenant.name for tenant in tenants if tenant.runs_in_flight is not None]
     if not limited:

@@ -33,8 +33,8 @@ _BASELINE_NUMBER = 8
 """Number of the schema of databases that do not record their revision."""
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, %(number)s)"
 _PATIENCE = "SET LOCAL lock_timeout = '10s'"
-"""Limits how long a revision waits for the lock of a table. All readers that come later also wait
-during this time.
+"""Limits the time for which a revision waits for the lock of a table. Readers that come later must
+wait during this time, too.
 """
 
 
@@ -44,7 +44,7 @@ class Release(NamedTuple):
     number: int = SCHEMA_NUMBER
     revision: str = REVISION
     scripts: Path = Path(__file__).with_name("migrations")
-    """Folder of the scripts of all revisions up to this one."""
+    """Folder with the scripts of all revisions up to `revision`."""
 
 
 THIS = Release()
@@ -156,7 +156,7 @@ def revision_of(connection: Connection) -> str:
 
 
 def _since(revision: str, release: Release) -> list[Step] | None:
-    """Return the revisions after `revision`; None if the release does not know it."""
+    """Return the revisions after `revision`; None if the release does not know `revision`."""
     if revision == release.revision:
         return []
     from alembic.script import ScriptDirectory

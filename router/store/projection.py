@@ -7,8 +7,8 @@ a batch that was committed before is not written again.
 
 A row is written when a run begins. When the run has ended, its final row, its calls and its sums
 are written. In a shared PostgreSQL database, the row of a run is written before its first record in
-the log. Another gateway may close the run before its end is written. Then the run stays closed, and
-only its calls are added.
+the log. Another gateway may close the run before the end of the run is written. Then the run stays
+closed, and only its calls are added.
 
 Rows are passed to the driver directly, because SQLAlchemy's own layer takes several times as long
 as the database.
@@ -172,7 +172,7 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
     """Return those of `run_ids` whose runs have ended in the database. A run without calls does not
     count as ended if it is interrupted, or if its cancellation was requested: another gateway may
-    have closed it without knowing its calls.
+    have closed such a run without knowing the run's calls.
     """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
     closed = (RUNS.c.status == "interrupted") | RUNS.c.cancel_requested
@@ -207,8 +207,8 @@ def left_over(connection: Connection, name: str) -> dict[str, RecordedRun]:
 
 
 def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:
-    """Write leases of the gateway that has the log `log`: for each period, the amounts of tokens
-    and of money. Rows of the gateway in which both amounts are 0 are deleted.
+    """Write the leases of the gateway with the log `log`, and delete its leases with both amounts
+    0. `leases`: for each account and period, the amounts in tokens and in billionths of a dollar.
     """
     rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
     put(connection, LEASES, rows)

@@ -163,8 +163,8 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
-    """Raise `BadRequest` if calls of an hour have been deleted. Then only the sum of the whole hour
-    is known, and not of a part.
+    """Raise `BadRequest` if calls of an hour have been deleted. Then the sum is known only for the
+    whole hour, not for a part of it.
     """
     start = hour * _HOUR_S
     hours = (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
