@@ -96,8 +96,8 @@ first manager does not pass the sub-query on. Instead, this module queues an ask
 manager.
 """
 _LARGE = 4_000
-"""Max characters of a report together with its passages for reading them on the event loop, which
-takes less than 50 ms. Larger reports are read in a thread.
+"""Max size of a report, in characters (see `_size`), that is read on the event loop, which takes
+less than 50 ms. Larger reports are read in a thread.
 """
 _MAX_SEARCHED = 16
 """Max searches whose query is only the value of a condition."""
@@ -288,7 +288,9 @@ class _Filling:
         delegator wrote them.
         """
         self._not_dispatched: tuple[str, ...] = ()
-        """Questions of the delegator's last turn that exceeded the limit."""
+        """Questions that were not dispatched, because the delegator's last turn had too many
+        questions.
+        """
         self._listed = defaultdict[int, dict[RowKey, None]](dict)
         """The keys of the rows that each discovery has found, by the discovery's number."""
         self._list_titles: dict[int, str] = {}
@@ -726,8 +728,9 @@ class _Filling:
                 for column, cell in zip(self._schema.shown, row.cells, strict=True)
                 if cell.state == "given"
             }
-            # Ask for each key of the row: documents may tie keys together only after each was asked
-            # for, and the asks must not depend on the order in which reports arrive.
+            # Ask for each key of the row, although the keys name the same row. A report may show
+            # that only after the keys were asked for, and the asks must not depend on the order of
+            # the reports.
             for key in (row.key, *row.aliases):
                 if key not in self._steps:
                     self._begin(key, given)
