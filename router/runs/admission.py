@@ -131,7 +131,7 @@ class Admission:
         """Make room in the full queue for a new request of `tenant`: refuse the latest request of
         the tenant with the most waiting requests.
 
-        Raises `Overloaded` for the new request itself, unless that tenant has at least two more
+        Raises `Overloaded` for the new request itself if no other tenant has at least two more
         waiting requests than `tenant`.
         """
         longest = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)

@@ -170,8 +170,8 @@ class RunLifecycle:
     observer: Observer = field(default_factory=Observers)
     conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
     """Function that takes a scope and returns named values, such as the identifier of the index.
-    The results of a run in this scope depend on them, so an interrupted run can be resumed only if
-    they are still the same. Raises `NotFound` for an index that does not exist.
+    The results of a run in this scope depend on these values, so an interrupted run can be resumed
+    only if the values are unchanged. Raises `NotFound` for an index that does not exist.
     """
 
     @asynccontextmanager
@@ -242,7 +242,7 @@ class RunLifecycle:
         options: RequestOptions,
     ) -> tuple[Request, RequestOptions]:
         """Return the request and the options of the interrupted run that `options.resume` names. If
-        it names none, return `request` and `options` unchanged.
+        `options.resume` is empty, return `request` and `options` unchanged.
 
         Raises `NotFound` if there is no such run, and `BadRequest` if the run is of another kind or
         cannot be resumed.
@@ -372,7 +372,7 @@ class RunLifecycle:
                 run = await ended_run(began.run_id, self.archive, self.live)
             if run and run.status == "cancelled" and run.error:  # on request
                 raise RunCancelled(
-                    f"Run {run.id} of this request_id was cancelled; send the request again."
+                    f"The earlier run {run.id} with this request_id was cancelled; ask again."
                 )
             if run is None or run.status != "finished":
                 continue
