@@ -104,8 +104,8 @@ class HeldOutTest:
         version: str,
         name: str,
     ) -> bool | None:
-        """Return whether a version answers a question correctly; None if something failed that is
-        not the version's fault. `name`: the beginning of the run's `request_id`.
+        """Return whether a version answers a question correctly; None after a failure that is not
+        the version's fault. `name`: the beginning of the run's `request_id`.
         """
         request = RunRequest("shadow", question.question, (version, question.question))
         begun = False
