@@ -126,8 +126,8 @@ class Journal(Protocol):
         """
 
     async def open(self, call: OpenedCall) -> None:
-        """Record a call before it is made, and reserve its worst case. For a call of the answerer,
-        this reservation replaces the amount that was reserved for the answer.
+        """Record a call before it is made, and reserve its worst case (max cost). For a call of the
+        answerer, this reservation replaces the amount that was reserved for the answer.
 
         Raises `BudgetExhausted` and `StoreFailed`; then nothing is recorded.
         """
