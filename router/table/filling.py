@@ -96,7 +96,7 @@ first manager does not pass the sub-query on. Instead, this module queues an ask
 manager.
 """
 _LARGE = 4_000
-"""Max size of a report, in characters (see `_size`), that is read on the event loop, which takes
+"""A report whose size (`_size`) is at most this number of characters is read on the event loop, in
 less than 50 ms. Larger reports are read in a thread.
 """
 _MAX_SEARCHED = 16
