@@ -49,7 +49,7 @@ from router.store.records import Change
 _AHEAD = 16
 """Max amount that is leased in advance, as a multiple of the requested amount."""
 _LEFT_FOR_OTHERS = 8
-"""A gateway leases in advance at most 1/8 of the part of a limit that no gateway has leased."""
+"""In advance, a gateway leases at most 1/8 of the unleased part of a limit."""
 
 
 class _Begin(NamedTuple):
@@ -95,7 +95,7 @@ tokens, the second in billionths of a dollar.
 
 class GroupCommit:
     """Groups the writes of one gateway into transactions. All methods are called in the event
-    loop's thread; only the transactions run in another one.
+    loop's thread; only the transactions run in another thread.
     """
 
     def __init__(
@@ -230,8 +230,8 @@ class GroupCommit:
         return outcomes, leases, closed
 
     def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
-        """Update the tallies (sums in memory) after a transaction. They get the amounts spent and
-        the sizes of leases that are now in the database.
+        """Update the tallies (sums in memory) after a transaction. The tallies get the amounts
+        spent and the sizes of leases, as the database has them now.
         """
         for key, pairs in leases.items():
             for of, (spent, lease) in zip(LIMITED, pairs, strict=True):

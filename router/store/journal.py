@@ -78,7 +78,7 @@ old.
 """
 _OVER_FOR_ALL_S = 86400.0
 """The database keeps the sums of a calendar minute until the minute is this many seconds old. Then
-no gateway adds to them any more, even if the gateways' clocks differ.
+no gateway adds to these sums any more, even if the gateways' clocks differ.
 """
 _LARGE = 500
 """If a run has more calls than this, its last record is encoded in a thread."""
@@ -484,8 +484,8 @@ class LogJournal:
         self._quotas.accounts = accounts
 
     async def _delete_segments(self) -> None:
-        """Delete old segments of the log. A segment is kept if a run began in it or earlier, and is
-        running or can be resumed.
+        """Delete old segments of the log. A segment is kept if a run that is running or can be
+        resumed began in this segment or in an earlier segment.
         """
         needed = (run.segment for run in (*self._runs.values(), *self._unfinished.values()))
         await self._follower.delete_segments(min(needed, default=self._log.end.segment))
@@ -552,7 +552,7 @@ class LogJournal:
         return Progress(live.events[:1] if run.redact else live.events, run.calls)
 
     async def _end_lost(self) -> None:
-        """Write again the last records of runs whose first attempt failed. Raises `StoreFailed`."""
+        """Try again to write the last records of the runs in `_lost`. Raises `StoreFailed`."""
         if self._lost:
             for run_id, run in [*self._lost.items()]:
                 with suppress(StoreFailed):

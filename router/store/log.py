@@ -47,8 +47,8 @@ _HEADER = struct.Struct("<4sIIQI")
 _SYNCED = struct.Struct("<Q")
 SEGMENT_BYTES = 64 << 20
 SEGMENT_S = 3600.0
-"""Age of a segment, in seconds, at which the next one is begun. A segment stays in the log while a
-run that began in it is running or can be resumed.
+"""Age of a segment, in seconds, at which the next segment is begun. A segment stays in the log
+while a run that began in it is running or can be resumed.
 """
 _STEP = 4 << 20
 """Number of bytes by which a segment's disk space is extended."""
@@ -364,7 +364,7 @@ class RunLog:
         record is not in the log.
 
         `run`: key of the record's run. `number`: number of the record within the run. `payload`:
-        the encoded record. `later`: True to write the record together with the next one, at the
+        the encoded record. `later`: True to write the record together with the next record, at the
         latest in the next iteration of the event loop. If that write fails, nothing is raised, and
         the record stays in memory until a write succeeds.
         """
@@ -502,7 +502,7 @@ class RunLog:
                 return
 
     def _cut_back(self) -> StoreFailed:
-        """Remove the bytes of a write that was only partly done. Return the error to raise."""
+        """After a write that was only partly done, remove its bytes. Return the error to raise."""
         try:
             os.ftruncate(self._file, self._offset)
         except OSError as error:

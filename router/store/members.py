@@ -106,8 +106,8 @@ class Members:
         """Give back the leases of this gateway (reserved parts of limits, see `quotas.py`). Call it
         only when everything that is left of the gateway's log is in the database.
 
-        `complete`: False if a part of the log is lost. The lost part may have spent the leases, so
-        they are then kept and count as spent. Raises `StoreFailed`.
+        `complete`: False if a part of the log is lost. Calls in the lost part may have spent the
+        leases, so the leases are then kept and count as spent. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")

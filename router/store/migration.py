@@ -57,7 +57,9 @@ class Step(Frozen):
     about: str
     """First line of the script's docstring."""
     number: int | None
-    """Number of the schema after a revision that contracts it; None if the revision expands it."""
+    """Number of the schema after the revision, if the revision contracts the schema; None if it
+    expands the schema.
+    """
 
 
 def lock(connection: Connection, number: int = 0) -> None:
@@ -98,8 +100,9 @@ def prepare(
 
 def expansions(missing: Sequence[Step]) -> list[Step]:
     """Return the revisions at the start of `missing` that expand the schema. They may be applied
-    while gateways of earlier releases run. Raises `BadConfig` if more such revisions follow after
-    one that contracts the schema: this release cannot work without them.
+    while gateways of earlier releases run. Raises `BadConfig` if such a revision also follows after
+    a revision that contracts the schema, because this release needs all revisions that expand the
+    schema.
     """
     first = list(takewhile(lambda step: step.number is None, missing))
     if any(step.number is None for step in missing[len(first) :]):
@@ -113,7 +116,7 @@ def expansions(missing: Sequence[Step]) -> list[Step]:
 def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
     """Return the revisions that a database lacks, oldest first; None if it has no tables. Changes
     nothing. Raises `BadConfig` if the database has the tables of another program, or of a release
-    from which there is no upgrade to this one.
+    whose schema cannot be upgraded to that of this release.
     """
     names = inspect(connection).get_table_names()
     if not names:

@@ -25,8 +25,8 @@ _REQUEST_ID_S = 86400
 start.
 """
 _BITS = 1 << 25
-"""Number of bits of the Bloom filter of one day, 4 MiB. With two million names in it, one in a
-thousand new names is mistaken for a used one.
+"""Number of bits of the Bloom filter of one day (4 MiB). With two million names, the filter
+mistakes one in a thousand new names for a used name.
 """
 Name = tuple[str, str]
 """A tenant, and the `request_id` that it has chosen."""

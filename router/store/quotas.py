@@ -284,7 +284,7 @@ def add_spent(tallies: defaultdict[Period, Tally], calls: Iterable[Call]) -> Non
 
 
 def periods(tenant: str, at: float) -> list[Period]:
-    """Return the day and the month of a tenant that contain a Unix time."""
+    """Return the day and the month that contain a Unix time, as periods of a tenant."""
     return [(tenant, name) for name in names(at)[1:]]
 
 

@@ -123,7 +123,9 @@ class RecordedRun:
         self.end = Position()
         """Position after the last record that was read."""
         self.segment = 0
-        """Number of the segment in which the run began."""
+        """Number of the segment in which the run began. For a run that resumes an interrupted run:
+        the segment in which the interrupted run began.
+        """
         self.open: dict[int, OpenedCall] = {}
         """Calls that have not ended, by number."""
         self.calls: list[Call] = []
@@ -253,7 +255,7 @@ class Change(NamedTuple):
     position: Position = Position()
     """Position in the log after the record of the change."""
     segment: int = 0
-    """Number of the segment in which the run began."""
+    """See `RecordedRun.segment`."""
     queued_at: float = 0.0
     """Time at which the change was queued, in seconds of the monotonic clock."""
 
