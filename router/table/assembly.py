@@ -78,7 +78,7 @@ class Table(Frozen):
 
     @property
     def every_row(self) -> tuple[Row, ...]:
-        """The rows of the table, then the excluded ones."""
+        """The rows of the table, then the excluded rows."""
         return self.rows + self.excluded
 
 
@@ -103,8 +103,8 @@ class ReportRows(NamedTuple):
     rows: tuple[RowClaims, ...]
     ties: tuple[Tie, ...]
     lost: int
-    """Number of rows that are cut off or omitted in the report. If there are any, the question
-    should be asked again.
+    """Number of rows that are cut off or omitted in the report. If there are such rows, the
+    question should be asked again.
     """
     unsupported: int
     """Number of rows that `rows` lacks because the executor's passages do not name them."""
@@ -488,9 +488,9 @@ def _grade(claim: Claim) -> int:
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
     """Return the sort key of a value that `claims` state; the best value has the smallest sort key.
-    Values are sorted by support, then by whether the type is right. After that, only the claims
-    with the best support count: values are sorted by the number of their documents, then by their
-    number.
+    Values are sorted by support; then values of the right type come first. After that, only the
+    claims with the best support count: values whose claims cite more documents come first, then
+    values with more claims.
     """
     best = _best(claims)
     return (
@@ -502,7 +502,7 @@ def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int
 
 
 def _best(claims: Sequence[Claim]) -> Sequence[Claim]:
-    """Return the claims that are supported as well as the first one. `claims`: sorted, best
+    """Return the claims that are supported as well as the first claim. `claims`: sorted, best
     supported first.
     """
     return [claim for claim in claims if claim.support == claims[0].support]

@@ -76,10 +76,10 @@ from router.trace.values import (
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
 """Outcomes after which no further ask is started."""
 EXECUTOR_OF_TABLES = replace(EXECUTOR, parse=parse_table_turn)
-"""Form of an executor whose reports may contain tables."""
+"""Form of executor turns (how the turns are parsed and answered) if reports may contain tables."""
 TABLE_FORM = "table"
-"""Name of the form `EXECUTOR_OF_TABLES`, in `Reporting.form` and in the argument `forms` of
-`Executor`.
+"""Name of the form `EXECUTOR_OF_TABLES`: its key in the argument `forms` of `Executor`, and the
+value of `Reporting.form`.
 """
 
 
@@ -128,9 +128,9 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     max_rows: _Count = 2000
     """Max rows of a table."""
     discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 50
-    """For each value of a condition, such as "Vorland", a search is made with only this value as
-    its query, and names for `ask_left_out` are looked for in the passages found. This is the number
-    of passages per search; 0 for no such searches. Executors do not read these passages.
+    """Passages per search for a value of a condition, such as "Vorland"; 0 for no such searches.
+    The query of such a search is only the value. The passages are not read by executors, but
+    searched for names that `ask_left_out` then checks.
     """
     ask_left_out: bool = True
     """Whether the table's conditions are also checked for names that no report gave: names that a
@@ -246,8 +246,8 @@ class WideSearch:
         """Fill the table of a checked request, and return the run's result.
 
         If a deadline passes, or a budget or limit is reached, the result is the table so far, and
-        its outcome names the reason. If an executor fails, its error is noted in
-        `context.failures`, and other executors look for its cells, within the limits of
+        its outcome names the reason. If an executor fails, its error is stored in
+        `context.failures`, and other executors look for the same cells, within the limits of
         `asks_per_cell`. Raises `UpstreamError` if the delegator fails in its first turn and the
         request has no rows, and `StoreFailed` if the run cannot be recorded.
         """
@@ -294,9 +294,7 @@ class _Filling:
         self._listed = defaultdict[int, dict[RowKey, None]](dict)
         """The keys of the rows that each discovery has found, by the discovery's number."""
         self._list_titles: dict[int, str] = {}
-        """Title of the document that contains most of the rows in `_listed`, by the discovery's
-        number.
-        """
+        """Title of the document with most of the rows in `_listed`, by the discovery's number."""
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
         }

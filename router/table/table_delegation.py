@@ -135,10 +135,10 @@ def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str,
     and the invalid conditions in this turn, each with an error message. A column that already has a
     template keeps it. Invalid conditions and templates are ignored.
 
-    `request`: the request for the table, as it was shown to the delegator. It must contain each
-    name in a condition, because a misspelled name would exclude right rows. A name that differs in
-    few letters is spelled as in the request. Wrong names among the values of `one_of` are replaced
-    by names from the plan's questions for rows.
+    `request`: the request for the table, as the delegator was shown it. The request must contain
+    each name in a condition, because a misspelled name would exclude right rows. A name that
+    differs in few letters is spelled as in the request. Wrong names among the values of `one_of`
+    are replaced by names from the plan's questions for rows.
     """
     text = without_thinking(text)
     plan = parse_decision(text, limit=_MAX_TAGS, managed=True)
