@@ -37,7 +37,8 @@ class AdmissionLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
 
 
 class Admission:
-    """Grants places to runs. The number of places is limited, and each run under way holds one.
+    """Grants places to runs. The number of places is limited, and each run under way holds one
+    place.
 
     Tenants with waiting requests take turns: a free place goes to the oldest request of the next
     tenant.

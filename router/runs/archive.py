@@ -30,7 +30,7 @@ class RunSummary(Frozen):
     request: str
     """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters. If a
     question was rewritten because of its conversation, the rewritten question comes first, then the
-    original one.
+    original question.
     """
     status: RunStatus
     outcome: AnswerOutcome | TableOutcome | None

@@ -64,8 +64,8 @@ class RequestOptions(Frozen):
     time_s: float | None = None
     """The client's deadline, in seconds from now; None for the gateway's limit."""
     request_id: str = ""
-    """The idempotency key that the client chose. A later request with the same key returns the run
-    of the first one. Empty if the client sent none.
+    """The idempotency key that the client chose. A later request with the same key gets the run of
+    the first request. Empty if the client sent no key.
     """
     budget: Budget = UNLIMITED
     no_cache: bool = False
@@ -73,11 +73,11 @@ class RequestOptions(Frozen):
     run, and no other run reuses a report of this one.
     """
     resume: str = ""
-    """Identifier of an interrupted run to resume; empty for none. Then the question and the budget
-    come from the interrupted run, and not from this request.
+    """Identifier of an interrupted run to resume; empty for none. If it is set, the question and
+    the budget come from the interrupted run, not from this request.
     """
     index: tuple[str, ...] = ()
-    """Names of the indexes to search; empty for all that the caller's tenant may search."""
+    """Names of the indexes to search; empty for all indexes that the caller's tenant may search."""
     filter: DocumentFilter = NO_FILTER
     """Conditions that the documents to search must meet."""
 
