@@ -77,7 +77,8 @@ class GateRule(Frozen):
     margin or more in some measure, and to roll back a version that is not worse in any measure.
     """
     max_tokens_ratio: float
-    """Max executor tokens of the candidate, as a multiple of the active version's."""
+    """Max executor tokens of the candidate, as a multiple of the active version's executor tokens.
+    """
     max_trials: int
     """Max trials of a stage. After that, the stage ends without a decision, because trials cost
     tokens.
@@ -195,7 +196,8 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
     The evidence is computed from these differences:
 
     - correctness: 1 or -1 for each decisive pair in which neither version failed;
-    - failures: for every pair, whether the active version failed minus whether the candidate did;
+    - failures: for every pair, 1 if only the active version failed, -1 if only the candidate
+      failed, and 0 otherwise;
     - tokens: for every pair, (k·active - candidate) / (k·active + candidate), where k is
       `max_tokens_ratio`, and 0 if both versions spent nothing. The margin is 0.
     """
@@ -295,9 +297,7 @@ def _correctness(counted: Iterable[Judgement], margin: float) -> GateEvidence:
 
 
 def _evidence(measure: str, differences: Counter[float], margin: float) -> GateEvidence:
-    """Return the evidence on a measure. `differences`: for each difference, the number of pairs
-    that have it.
-    """
+    """Return the evidence on a measure. `differences`: the number of pairs with each difference."""
     return GateEvidence(measure, _won(differences, 1, margin), _won(differences, -1, 0.0))
 
 

@@ -22,7 +22,8 @@ from router.versions.trials import hindered
 
 _AT_ONCE = 4
 _MIN_KNOWN = 0.9
-"""Min share of the questions for which it must be known whether each version is right."""
+"""Min share of the questions that must have a result for both versions; otherwise the test fails.
+"""
 
 
 class HeldOutQuestion(Frozen):
