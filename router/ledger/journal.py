@@ -67,7 +67,7 @@ class Admitted(Frozen):
     """Result of `Journal.begin` for a run that has begun, with the settings of its tenant."""
 
     limited: bool = False
-    """True if the tenant has quotas, so that every call must be reserved."""
+    """True if the tenant has quotas, so that the worst case of every call must be reserved."""
     redact: bool = False
     """True if the texts of the tenant's runs must not be stored."""
     training: bool = True

@@ -57,7 +57,7 @@ class Caller(Frozen):
     executor_version: str | None = None
     price: Price | None = None
     prompt_bound: int = 0
-    """Upper bound of the tokens of the prompt, for any tokenizer."""
+    """Upper bound of the number of prompt tokens. It holds for every tokenizer."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class _Books:
     has decided whether to use their output. None if no call waits for that.
     """
     opened: int = 0
-    """Number of calls that have been opened."""
+    """Number of calls that were opened, that is recorded before they are made."""
     refusal: BudgetExhausted | None = None
 
 
