@@ -53,7 +53,7 @@ class Allowance:
         self._under_way += 1
 
     def take(self, role: RoleName, spent: Amount) -> None:
-        """Count an amount that was spent by the interrupted run that this run resumes."""
+        """Count an amount spent before an interruption: by the run that this run resumes."""
         self._taken += Amount(spent.tokens, spent.nano_usd or 0)
         self._by_role[role] += spent.tokens
 
@@ -65,8 +65,8 @@ class Allowance:
         self._under_way -= 1
 
     def reserve_for_answer(self, amount: Amount) -> Amount:
-        """Reserve `amount` for the answerer. It replaces the amount reserved for the answerer
-        before, which is returned. Raises `BudgetExhausted`; then the earlier reservation stays.
+        """Reserve `amount` for the answerer, in place of the amount reserved before, and return
+        that earlier amount. Raises `BudgetExhausted`; then the earlier reservation stays.
         """
         self._check("answer", amount, self._taken + amount)
         before = self._held

@@ -67,7 +67,7 @@ class Admitted(Frozen):
     """Result of `Journal.begin` for a run that has begun, with the settings of its tenant."""
 
     limited: bool = False
-    """True if the tenant has quotas, so that every call must be reserved."""
+    """True if the tenant has quotas, so that the worst case of every call must be reserved."""
     redact: bool = False
     """True if the texts of the tenant's runs must not be stored."""
     training: bool = True
@@ -126,8 +126,8 @@ class Journal(Protocol):
         """
 
     async def open(self, call: OpenedCall) -> None:
-        """Record a call before it is made, and reserve its worst case. For a call of the answerer,
-        this reservation replaces the amount that was reserved for the answer.
+        """Record a call before it is made, and reserve its worst case (max cost). For a call of the
+        answerer, this reservation replaces the amount that was reserved for the answer.
 
         Raises `BudgetExhausted` and `StoreFailed`; then nothing is recorded.
         """

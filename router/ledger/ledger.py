@@ -57,7 +57,7 @@ class Caller(Frozen):
     executor_version: str | None = None
     price: Price | None = None
     prompt_bound: int = 0
-    """Upper bound of the tokens of the prompt, for any tokenizer."""
+    """Upper bound of the number of prompt tokens. It holds for every tokenizer."""
 
 
 @dataclass(slots=True)
@@ -75,11 +75,11 @@ class _Books:
     output.
     """
     early_from: int | None = None
-    """Calls for this sub-query number and higher ones wait for the delegator's decision; None if no
-    call waits.
+    """Calls for sub-queries with this number or a higher one are booked only after the delegator
+    has decided whether to use their output. None if no call waits for that.
     """
     opened: int = 0
-    """Number of calls that have been opened."""
+    """Number of calls that were opened, that is recorded before they are made."""
     refusal: BudgetExhausted | None = None
 
 
@@ -202,10 +202,10 @@ class Ledger:
             self._allowance.take(call.role, call.charged)
 
     def within(self, sub_query_index: int, manager: str) -> "Ledger":
-        """Return a ledger for a manager that works on a sub-query. The rows of this ledger are
-        added to those of the run. Sub-query numbers that are passed to this ledger are numbers of
-        the manager's own sub-queries. Its methods `reserve_for_answer` and `decide` do nothing,
-        because only the delegator may reserve and decide.
+        """Return a ledger for a manager that works on a sub-query. The rows of the returned ledger
+        are added to the rows of the run. Sub-query numbers that are passed to the returned ledger
+        are numbers of the manager's own sub-queries. The methods `reserve_for_answer` and `decide`
+        of the returned ledger do nothing, because only the delegator may reserve and decide.
         """
         ledger = copy(self)
         ledger._lead = AgentId("delegation", sub_query_index, manager)
@@ -221,7 +221,7 @@ class Ledger:
 
     @property
     def refusal(self) -> BudgetExhausted | None:
-        """The error of the last reservation that was refused; None if none was."""
+        """The error of the last refused reservation; None if no reservation was refused."""
         return self._books.refusal
 
     @property
@@ -371,7 +371,7 @@ class Ledger:
 
     def worked_on(self, sub_query_index: int) -> set[str]:
         """Return the executor versions that have completed calls for a sub-query, including calls
-        whose booking is deferred. A model that is not a registered version counts as an empty
+        whose booking is deferred. A model that is not a registered version is returned as an empty
         string.
         """
         booked = [call for call in self._calls_for(sub_query_index) if call.outcome == "completed"]
@@ -472,8 +472,8 @@ class Ledger:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _executor(self, sub_query_index: int) -> AgentId:
-        """Return the identity of the executor that works on a sub-query of this ledger's delegator
-        or manager.
+        """Return the identity of the executor for a sub-query. The sub-query belongs to the agent
+        whose calls this ledger books: the delegator, or a manager.
         """
         return AgentId("execution", sub_query_index).within(self._lead)
 

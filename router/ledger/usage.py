@@ -15,11 +15,11 @@ class UsageQuery(Frozen):
     """Selects the calls to sum, and says how to group them."""
 
     start: float | None = None
-    """Only calls that started at this Unix time or later; None for no bound."""
+    """Select only calls that started at this Unix time or later; None for no bound."""
     end: float | None = None
-    """Only calls that started before this Unix time; None for no bound."""
+    """Select only calls that started before this Unix time; None for no bound."""
     tenant: str | None = None
-    """Only calls of this tenant; None for all tenants."""
+    """Select only calls of this tenant; None for all tenants."""
     by: tuple[Dimension, ...] = ("role", "model")
     """Dimensions by which the calls are grouped; the result has one row for each combination of
     their values.

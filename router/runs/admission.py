@@ -37,7 +37,8 @@ class AdmissionLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
 
 
 class Admission:
-    """Grants places to runs. The number of places is limited, and each run under way holds one.
+    """Grants places to runs. The number of places is limited, and each run under way holds one
+    place.
 
     Tenants with waiting requests take turns: a free place goes to the oldest request of the next
     tenant.
@@ -131,7 +132,7 @@ class Admission:
         """Make room in the full queue for a new request of `tenant`: refuse the latest request of
         the tenant with the most waiting requests.
 
-        Raises `Overloaded` for the new request itself, unless that tenant has at least two more
+        Raises `Overloaded` for the new request itself if no other tenant has at least two more
         waiting requests than `tenant`.
         """
         longest = max(self._queues, key=lambda name: len(self._queues[name]), default=tenant)

@@ -30,7 +30,7 @@ class RunSummary(Frozen):
     request: str
     """The question, sub-query or last message, shortened to `MAX_LISTED_CHARS` characters. If a
     question was rewritten because of its conversation, the rewritten question comes first, then the
-    original one.
+    original question.
     """
     status: RunStatus
     outcome: AnswerOutcome | TableOutcome | None
@@ -50,7 +50,7 @@ class RunSummary(Frozen):
     unsupported: bool = False
     """True if the answer has names or numbers that no cited evidence contains."""
     key_id: str = ""
-    """Public part of the API key of the request; empty if it had none."""
+    """Public part of the API key of the request; empty for a request without a key."""
     good: bool | None = None
     """Latest verdict in the feedback on the run: True for right, False for wrong; None if there is
     no verdict.
@@ -89,7 +89,7 @@ class RunFilter(Frozen):
     `any` for any feedback. See `Feedback.good`.
     """
     key_id: str = ""
-    """Select runs of requests with this API key, by its public part."""
+    """Select runs of requests with this API key. The value is the public part of the key."""
     training: bool = False
     """True leaves out runs that must not be used for training: shadow runs, and runs of tenants
     that do not permit training.
@@ -145,7 +145,7 @@ class Archive(Protocol):
     """Access to stored runs. Every method raises `StoreFailed` if the store fails.
 
     The parameter `tenant` of the methods is the tenant of the caller: runs of other tenants are
-    treated as if they did not exist. The operator's is None, which gives access to all runs.
+    treated as if they did not exist. For the operator, it is None, which gives access to all runs.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
@@ -169,7 +169,7 @@ class Archive(Protocol):
         """Return the figures of the runs that match `wanted`, for each span of time.
 
         `starts`: Unix times at which the spans begin, in ascending order; the first must not be
-        after `wanted.start`. Each span ends where the next one begins, and the last at
+        after `wanted.start`. Each span ends where the next span begins, and the last span ends at
         `wanted.end`.
         """
 
@@ -197,5 +197,5 @@ class Archive(Protocol):
         """Return the events and calls so far of a run that another gateway is running; None if no
         other gateway is running it. The first call asks the other gateway to write the run's
         progress to the store, every half second from then on. `after`: return only events with
-        numbers above this, and no calls; 0 for all events and calls.
+        numbers above this number, and no calls; 0 for all events and calls.
         """

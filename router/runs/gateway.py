@@ -1,5 +1,5 @@
-"""The gateway: accepts questions, tables, sub-queries and completions, opens a run for each, and
-passes it to the search loop, an executor or a role.
+"""The gateway: accepts questions, tables, sub-queries and completions, opens a run for each
+request, and passes the request to the search loop, an executor or a role.
 """
 
 from collections.abc import (

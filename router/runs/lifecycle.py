@@ -64,8 +64,8 @@ class RequestOptions(Frozen):
     time_s: float | None = None
     """The client's deadline, in seconds from now; None for the gateway's limit."""
     request_id: str = ""
-    """The idempotency key that the client chose. A later request with the same key returns the run
-    of the first one. Empty if the client sent none.
+    """The idempotency key that the client chose. A later request with the same key gets the run of
+    the first request. Empty if the client sent no key.
     """
     budget: Budget = UNLIMITED
     no_cache: bool = False
@@ -73,11 +73,11 @@ class RequestOptions(Frozen):
     run, and no other run reuses a report of this one.
     """
     resume: str = ""
-    """Identifier of an interrupted run to resume; empty for none. Then the question and the budget
-    come from the interrupted run, and not from this request.
+    """Identifier of an interrupted run to resume; empty for none. If it is set, the question and
+    the budget come from the interrupted run, not from this request.
     """
     index: tuple[str, ...] = ()
-    """Names of the indexes to search; empty for all that the caller's tenant may search."""
+    """Names of the indexes to search; empty for all indexes that the caller's tenant may search."""
     filter: DocumentFilter = NO_FILTER
     """Conditions that the documents to search must meet."""
 
@@ -170,8 +170,8 @@ class RunLifecycle:
     observer: Observer = field(default_factory=Observers)
     conditions: Callable[[Scope], dict[str, str]] = lambda _scope: {}
     """Function that takes a scope and returns named values, such as the identifier of the index.
-    The results of a run in this scope depend on them, so an interrupted run can be resumed only if
-    they are still the same. Raises `NotFound` for an index that does not exist.
+    The results of a run in this scope depend on these values, so an interrupted run can be resumed
+    only if the values are unchanged. Raises `NotFound` for an index that does not exist.
     """
 
     @asynccontextmanager
@@ -242,7 +242,7 @@ class RunLifecycle:
         options: RequestOptions,
     ) -> tuple[Request, RequestOptions]:
         """Return the request and the options of the interrupted run that `options.resume` names. If
-        it names none, return `request` and `options` unchanged.
+        `options.resume` is empty, return `request` and `options` unchanged.
 
         Raises `NotFound` if there is no such run, and `BadRequest` if the run is of another kind or
         cannot be resumed.
@@ -372,7 +372,7 @@ class RunLifecycle:
                 run = await ended_run(began.run_id, self.archive, self.live)
             if run and run.status == "cancelled" and run.error:  # on request
                 raise RunCancelled(
-                    f"Run {run.id} of this request_id was cancelled; send the request again."
+                    f"The earlier run {run.id} with this request_id was cancelled; ask again."
                 )
             if run is None or run.status != "finished":
                 continue

@@ -116,8 +116,9 @@ class LiveRun:
         return future.result()
 
     def when_over(self, call: Callable[[], None]) -> None:
-        """Call `call` when the run is over: immediately, or if a coroutine is still storing the run
-        in the background after a timeout of `until_ended`, when this coroutine is done.
+        """Call `call` when the run is over. If `until_ended` has timed out, and its coroutine is
+        still storing the run in the background, the run is over when the coroutine is done.
+        Otherwise, `call` is called immediately.
         """
 
         def ended(ending: asyncio.Future[Any]) -> None:

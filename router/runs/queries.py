@@ -26,8 +26,8 @@ _LARGE = 200
 _KEPT_S = 30.0
 """Seconds that an ended run stays in the cache."""
 _USED_S = 60.0
-"""Seconds after a run has left the cache, for which requests may still use it. Then the memory of
-the run is freed.
+"""After a run has left the cache, requests may still use it for this many seconds. Then the memory
+of the run is freed.
 """
 
 _PROGRESS_S = 2.0
@@ -141,7 +141,8 @@ class Runs:
             )
         if run.kind not in ("answer", "table"):
             raise BadRequest(
-                f"run_id {run_id!r}: is of kind {run.kind}; only answers and tables have events."
+                f"run_id {run_id!r}: is of kind {run.kind}, but only answers and tables have "
+                f"events; `rolegate runs show {run_id}` shows the run."
             )
         ended: Run | None = run
         if live := self._live.find(run_id):

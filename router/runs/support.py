@@ -27,8 +27,9 @@ _SHORT_WORDS = 4
 numbers, and words of scripts without spaces are checked.
 """
 _STRANGE_SHARE = 0.25
-"""Share of an answer's words, from 0 to 1. If at least this share is checked and does not occur in
-the evidence, the answer is unsupported. A single such name or number also makes it unsupported.
+"""An answer is unsupported if at least this share of its words, from 0 to 1, is checked and does
+not occur in the evidence. A single name or number that does not occur there also makes it
+unsupported.
 """
 _DATE = Column("", "date")
 _NUMBER = Column("", "number")
@@ -60,8 +61,8 @@ _PLAIN_WORDS = frozenset(
 """Words that need no support: verdicts such as "yes", and function words."""
 _PLAIN_CHARACTERS = frozenset(word for word in _PLAIN_WORDS if not word.isascii())
 MAX_CITATIONS = 500
-"""Max citations in the message with an answer: the first ones of the run. Only these can be listed
-as support of a sentence.
+"""Max citations in the message with an answer: the first citations of the run. Only these can be
+listed as support of a sentence.
 """
 _MAX_SENTENCES = 100
 """Max sentences into which an answer is split; the last one contains the rest of the answer."""
@@ -109,7 +110,7 @@ def _read_chars(result: Trajectory | Execution) -> int:
 def grounds_of(
     executions: Iterable[Execution], cited: Iterable[Sequence[Sequence[Citation]]]
 ) -> dict[Citation, list[str]]:
-    """Return the distinct citations of a run, each with its texts that may support an answer: the
+    """Return the distinct citations of a run, each with the texts that may support an answer: the
     title, the quote, and the points (statements of evidence in a report) that have this citation.
     `cited`: for each of `executions`, the citations of each point of its report.
     """
@@ -260,8 +261,8 @@ def _is_name(word: str) -> bool:
 
 
 def _content(text: str) -> set[str]:
-    """Return the terms of a text without function words, and without pairs of characters that
-    contain a function word.
+    """Return the terms of a text: its words, or in scripts without spaces, its pairs of characters.
+    Function words, and pairs that contain a function word, are left out.
     """
     return {
         term

@@ -14,10 +14,12 @@ from router.store.projection import put
 from router.store.schema import AUDIT, KEYS, SPENDING, TENANTS, WARNINGS, struct_of, structs
 
 _LOCK = 2
-"""Number of the database lock (see `migration.lock`) for writing the audit log and warnings."""
+"""Number of the lock that a transaction takes before it writes the audit log or warnings (see
+`migration.lock`).
+"""
 _LONGEST_TARGET = 200
-"""Max characters of `target` in the audit log. A longer target is cut off: a refused request may
-name one of any length.
+"""Max characters of `target` in the audit log. Longer targets are cut off, because a refused
+request may contain a name of any length.
 """
 
 
@@ -110,9 +112,9 @@ class SQLAccounts(Frozen):
         self, uses: Sequence[QuotaUse], since: float
     ) -> list[tuple[QuotaUse, bool]]:
         """Return the entries of `uses` for which a warning is due now, and record an attempt to
-        send each warning. Each entry is paired with a bool: True if no gateway has made an attempt
-        before. Until `delivered` is called for a warning, it is due again if the last attempt was
-        before `since`, a Unix time.
+        send each warning. Each entry is paired with a bool: True for the first attempt of any
+        gateway. A warning is due if no gateway has tried to send it, or if the last attempt was
+        before `since` (Unix time) and `delivered` was not called.
         """
 
         def claim(connection: Connection) -> list[tuple[QuotaUse, bool]]:

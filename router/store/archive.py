@@ -111,8 +111,9 @@ class SQLArchive(Frozen):
     this gateway is not running the run.
     """
     searched: int = 5_000
-    """Max number of runs that the database reads for one page of a list, if no index supports a
-    condition of the filter. Such a page may contain few runs although there is a next page.
+    """Max number of runs that the database reads for one page of a list, if the filter has a
+    condition that no database index supports. Such a page may contain few runs although there is a
+    next page.
     """
 
     async def load(self, run_id: str, tenant: str | None = None) -> Run:
@@ -418,9 +419,9 @@ _LEAST = -(1 << 31)
 def publish(
     connection: Connection, run_ids: Sequence[str], happened: Callable[[str], Progress]
 ) -> list[str]:
-    """Write the progress of this gateway's runs to the database, as far as clients watch them at
-    another gateway. Delete the progress of ended runs. Return the identifiers of the runs whose
-    cancellation is requested.
+    """Write the progress of this gateway's runs to the database, but only for runs that clients
+    watch at another gateway. Delete the progress of ended runs. Return the identifiers of the runs
+    whose cancellation is requested.
 
     `run_ids`: runs that this gateway is running. `happened`: function that takes a run's identifier
     and returns all events and ended calls of the run.

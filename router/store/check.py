@@ -1,5 +1,5 @@
-"""Check of a database. It finds missing tables and rows, and runs whose trace differs from their
-rows in `runs` and `calls`.
+"""Check of a database. It finds missing tables and rows. It also finds runs whose trace (the stored
+result, events and calls) differs from the rows in the tables `runs` and `calls`.
 
 Everything is read in one snapshot, so a gateway may write during the check. The hourly sums of
 calls are not checked, because they are always written in one transaction with the calls.

@@ -45,7 +45,7 @@ _OWNER_ALONE = 0o600
 questions and answers.
 """
 COPY = "copy"
-"""Name of the row that `Database.copy` adds to the table `logs` of a copy. The row contains a
+"""`Database.copy` adds a row with this name to the table `logs` of the copy. The row contains a
 position in the log: the copy has all changes up to this position.
 """
 _ON_DISK = "PRAGMA synchronous=FULL"
@@ -79,14 +79,14 @@ def _files_of(engine: Engine) -> tuple[Path, ...]:
 
 def _cannot_open(url: str, error: Exception, named: str = "server.store") -> BadConfig:
     """Return the error for a store that cannot be opened. Its message does not contain the password
-    in `url`. `named`: config key of the store, or a description of it, as the beginning of the
-    message.
+    in `url`. `named`: beginning of the message: the config key of the store, or a description of
+    the store.
     """
     try:
         address = make_url(url)
     except (ArgumentError, ValueError):
         return BadConfig(
-            f"{named}: cannot open it, because it is not a database URL; write sqlite:///FILE or "
+            f"{named}: cannot open the store, because its URL is invalid; write sqlite:///FILE or "
             "postgresql://…"
         )
     reason = str(getattr(error, "orig", None) or error).strip()
@@ -232,7 +232,7 @@ transaction. Nothing was changed, and the transaction can be repeated.
 FAILED = "The database failed; try again later. The gateway's log states why (store.failed)."
 _LOST = (
     "The database file was deleted or replaced while the gateway ran, so the database cannot be "
-    "used any more; restart the gateway. Everything acknowledged since is in the gateway's log."
+    "used any more; restart the gateway. All runs answered since then are in the gateway's log."
 )
 Value = TypeVar("Value")
 Args = TypeVarTuple("Args")
@@ -252,8 +252,8 @@ class Database:
         self._files = {file: identity(file) for file in _files_of(engine)}
         self._lost = False
         self.caught_up: Callable[[], Awaitable[None]] | None = None
-        """Function that waits until all runs that were acknowledged to clients are in the database.
-        None if this process has no log from which it writes runs to the database.
+        """Function that waits until the database has all runs whose results were sent to clients.
+        None if this process does not write a log to the database.
         """
 
     @classmethod
@@ -289,8 +289,8 @@ class Database:
         """Run `query` in a transaction and return its result. Raises `StoreFailed`.
 
         `args`: further arguments of `query`. `behind`: True to read immediately, even if the
-        database lacks runs that are in the log; False to wait until it has all runs that were
-        acknowledged to clients.
+        database lacks runs that are in the log; False to wait until the database has all runs whose
+        results were sent to clients.
         """
         if self.caught_up and not behind:
             await self.caught_up()
@@ -377,9 +377,9 @@ class Database:
         return value
 
     def _see_files(self) -> None:
-        """Raise `StoreFailed` if a file of the database was deleted or replaced since it was
-        opened. SQLite itself would continue to use the deleted file. A new file at the same path
-        has another inode: the old inode is not free, because the old file is still open.
+        """Raise `StoreFailed` if a file of the database was deleted or replaced since the database
+        was opened. SQLite itself would continue to use the deleted file. A new file at the same
+        path has another inode: the old inode is not free, because the old file is still open.
         """
         if not self._lost and (
             missing := [file for file, known in self._files.items() if identity(file) != known]
@@ -463,7 +463,9 @@ def upgrade(url: str, release: Release, *, check: bool = False) -> list[Step]:
 
 
 def unwritable(error: BaseException) -> bool:
-    """Return True if a transaction failed because of its data. It would fail again."""
+    """Return True if a transaction failed with `error` because the database refuses its data. Then
+    a repetition would fail, too.
+    """
     return isinstance(error.__cause__, DataError | IntegrityError | OverflowError)
 
 

@@ -50,9 +50,13 @@ changes, they are written immediately.
 _MAX_BATCH = 256
 """Max number of changes in one transaction."""
 _READING_S = 5.0
-"""Max seconds for which a reader waits until the database has all acknowledged runs."""
+"""Max seconds for which a reader waits until the database has all runs whose results were sent to
+clients.
+"""
 _BACKLOG = 64 << 20
-"""Max bytes of the log that are not in the database yet. Above that, no run may begin."""
+"""Max bytes by which the database may lag behind the log. If it lags further behind, no run may
+begin.
+"""
 _WAIT_S = 10.0
 """Max seconds for which a command waits until a running gateway has written its log to the
 database.
@@ -84,8 +88,9 @@ class Follower:
 
     def take(self, run: RecordedRun, ended: Run | None = None, *, forgotten: bool = False) -> None:
         """Queue a change of a run. The record of the change must be in the log already. `ended`:
-        the complete run, if the change is its end. `forgotten`: True if the change undoes the run,
-        because it never began. Without both, the change is the beginning of the run.
+        the complete run, if the change is the end of the run. `forgotten`: True if the change
+        undoes the run, because the run never began. Without both, the change is the beginning of
+        the run.
         """
         self._changes.append(
             Change(
@@ -119,7 +124,7 @@ class Follower:
         return end.segment > first.segment + 1 or end.offset - first.offset > _BACKLOG
 
     async def caught_up(self) -> None:
-        """Wait until the database has all runs that were acknowledged to clients so far. Raises
+        """Wait until the database has all runs whose results were sent to clients so far. Raises
         `StoreFailed` if that takes too long.
         """
         if not (ready := self._ready(len(self._changes))):
@@ -166,9 +171,8 @@ class Follower:
         """
         await self._follow()
 
-        # If no change is left, store the start of the segment after the last one as the log's
-        # place. It shows that no existing segment is needed, so `missing_segments` accepts an empty
-        # folder.
+        # If no change is left, store a place in the next segment, which does not exist yet. It
+        # shows that no existing segment is needed, so `missing_segments` accepts an empty folder.
         min_place = Position() if self._changes else Position(self._log.end.segment + 1)
         await self._keep_place(on_disk=True, min_place=min_place)
         return not self._changes
@@ -188,9 +192,9 @@ class Follower:
         """Recover the log of a process that has ended: write its changes to the database, begin a
         new segment, and end the runs that were still running, with the status `interrupted`.
 
-        Return the interrupted runs in the log, without cancelled ones, and a bool, which is False
-        if a part of the log is missing or damaged. Raises `StoreFailed`, and `BadConfig` if the log
-        cannot be read at all.
+        Return two values: the interrupted runs in the log, without cancelled runs; and a bool,
+        False if a part of the log is missing or damaged. Raises `StoreFailed`, and `BadConfig` if
+        the log cannot be read at all.
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
@@ -233,7 +237,7 @@ class Follower:
 
     async def read(self) -> Fold:
         """Read the whole log, and write the changes that the database lacks. Return the state of
-        the runs in the log, also of those that have not ended. Raises `StoreFailed`, and
+        the runs in the log, including runs that have not ended. Raises `StoreFailed`, and
         `BadConfig` if the log cannot be read.
         """
         place = await self._database.read(place_of, self.name)
@@ -275,9 +279,9 @@ class Follower:
             self._news.clear()
 
     def _ready(self, limit: int) -> list[Change]:
-        """Return the first queued changes, as far as they may be written now; at most `limit`. In a
-        database that is not shared, the end of a run may be written only when its record in the log
-        is on disk. So readers never see a run that a power cut can remove.
+        """Return the first queued changes, at most `limit`, up to the first change that may not be
+        written yet. In a database that is not shared, the end of a run may be written only when its
+        record in the log is on disk. So readers never see a run that a power cut can remove.
         """
 
         def ready(change: Change) -> bool:
@@ -364,8 +368,9 @@ async def opened(
     on_missing: Callable[[list[int]], None] = lambda _numbers: None,
     log_folder: str | None = None,
 ) -> AsyncIterator[Database]:
-    """Open a database for a command. First, make sure that a SQLite database has all runs that its
-    gateway has acknowledged: wait for the gateway, or read its log here if no gateway is running.
+    """Open a database for a command. First, make sure that a SQLite database has all runs whose
+    results its gateway has sent to clients: wait for the gateway, or read its log here if no
+    gateway is running.
 
     `on_missing`: called with the numbers of missing segments of a SQLite database's log.
     `log_folder`: folder of that log; None for the database's `log_folder`. Raises `BadConfig`, and

@@ -47,9 +47,9 @@ from router.store.quotas import (
 from router.store.records import Change
 
 _AHEAD = 16
-"""Max amount that is leased in advance, as a multiple of what is requested."""
+"""Max amount that is leased in advance, as a multiple of the requested amount."""
 _LEFT_FOR_OTHERS = 8
-"""A gateway leases in advance at most 1/8 of the part of a limit that no gateway has leased."""
+"""In advance, a gateway leases at most 1/8 of the unleased part of a limit."""
 
 
 class _Begin(NamedTuple):
@@ -76,10 +76,12 @@ class _Size(NamedTuple):
     """
     wanted: int
     """Size that serves all requests, and is not smaller than the current size. If the gateway gives
-    back a part of the lease: the size that remains.
+    back a part of the lease, this is the size that remains.
     """
     asked: int
-    """Sum of all requests."""
+    """Sum of the amounts that calls and runs have requested; 0 if a part of the lease is given
+    back.
+    """
     limit: int | None
     """The account's limit in the lease's period; None for no limit."""
 
@@ -93,7 +95,7 @@ tokens, the second in billionths of a dollar.
 
 class GroupCommit:
     """Groups the writes of one gateway into transactions. All methods are called in the event
-    loop's thread; only the transactions run in another one.
+    loop's thread; only the transactions run in another thread.
     """
 
     def __init__(
@@ -228,8 +230,8 @@ class GroupCommit:
         return outcomes, leases, closed
 
     def _note(self, leases: _Leases, changes: Sequence[Change]) -> None:
-        """Update the tallies (sums in memory) after a transaction. They get the amounts spent and
-        the sizes of leases that are now in the database.
+        """Update the tallies (sums in memory) after a transaction. The tallies get the amounts
+        spent and the sizes of leases, as the database has them now.
         """
         for key, pairs in leases.items():
             for of, (spent, lease) in zip(LIMITED, pairs, strict=True):
@@ -400,7 +402,7 @@ def _named(connection: Connection, begins: Sequence[_Begin]) -> dict[Name, Named
 
 
 def _in_flight(connection: Connection, begins: Sequence[_Begin]) -> Counter[str]:
-    """Return the number of running runs by tenant, for tenants that have a limit on it."""
+    """Return the number of running runs by tenant, for tenants with a limit on running runs."""
     tenants = (begin.accounts[begin.start.tenant] for begin in begins)
     limited = [tenant.name for tenant in tenants if tenant.runs_in_flight is not None]
     if not limited:

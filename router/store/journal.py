@@ -78,7 +78,7 @@ old.
 """
 _OVER_FOR_ALL_S = 86400.0
 """The database keeps the sums of a calendar minute until the minute is this many seconds old. Then
-no gateway adds to them any more, even if the gateways' clocks differ.
+no gateway adds to these sums any more, even if the gateways' clocks differ.
 """
 _LARGE = 500
 """If a run has more calls than this, its last record is encoded in a thread."""
@@ -121,7 +121,7 @@ class LogJournal:
         self._unfinished: dict[str, RecordedRun] = {}
         """Interrupted runs that can be resumed, by identifier."""
         self._lost: dict[str, Run] = {}
-        """Ended runs whose end could not be written yet, by identifier."""
+        """Ended runs whose last record could not be written to the log yet, by identifier."""
         self._refusal: str | None = None
         """The reason why no run may begin; None if runs may begin."""
 
@@ -341,8 +341,8 @@ class LogJournal:
 
     @property
     def lag_s(self) -> float:
-        """Seconds since the oldest change was queued that is not in the database yet; 0 if there is
-        none.
+        """Age, in seconds, of the oldest change that is not in the database yet; 0 if the database
+        has all changes.
         """
         return self._follower.lag_s
 
@@ -452,8 +452,8 @@ class LogJournal:
             self._quotas.tallies[period].requests -= 1
 
     def _give_up_all(self) -> None:
-        """Cancel all runs of this gateway. Called when another gateway has taken this gateway for
-        dead, and has closed its runs in the database (see `members.py`).
+        """Cancel all runs of this gateway. Called when another gateway has closed these runs in the
+        database, because this gateway seemed dead (see `members.py`).
         """
         for run in [*self._runs.values()]:
             closed = self._lost[run.start.id] = run.interrupted()
@@ -484,8 +484,8 @@ class LogJournal:
         self._quotas.accounts = accounts
 
     async def _delete_segments(self) -> None:
-        """Delete old segments of the log. A segment is kept if a run began in it or earlier, and is
-        running or can be resumed.
+        """Delete old segments of the log. A segment is kept if a run that is running or can be
+        resumed began in this segment or in an earlier segment.
         """
         needed = (run.segment for run in (*self._runs.values(), *self._unfinished.values()))
         await self._follower.delete_segments(min(needed, default=self._log.end.segment))
@@ -518,13 +518,15 @@ class LogJournal:
                     await self._watch_database(deletes=bool(problem) or not turn % _SELDOM)
                 problem = None
             except TimeoutError:
-                problem = f"the database did not answer within {_DATABASE_TIMEOUT_S:g} s; check it"
+                problem = (
+                    f"the database did not answer in {_DATABASE_TIMEOUT_S:g} s; check that it runs"
+                )
             except Exception as error:  # an unexpected error must not end the loop
                 problem = str(error) or type(error).__name__
 
             late: str | None = None
             if self._follower.behind:
-                late = problem or "the database lacks too many runs of the log; try again later"
+                late = problem or "too many runs are not in the database yet; try again later"
             self._refusal = full or late
             self._on_health(self._refusal or problem)
 
@@ -550,7 +552,7 @@ class LogJournal:
         return Progress(live.events[:1] if run.redact else live.events, run.calls)
 
     async def _end_lost(self) -> None:
-        """Write again the last records of runs whose first attempt failed. Raises `StoreFailed`."""
+        """Try again to write the last records of the runs in `_lost`. Raises `StoreFailed`."""
         if self._lost:
             for run_id, run in [*self._lost.items()]:
                 with suppress(StoreFailed):

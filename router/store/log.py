@@ -47,8 +47,8 @@ _HEADER = struct.Struct("<4sIIQI")
 _SYNCED = struct.Struct("<Q")
 SEGMENT_BYTES = 64 << 20
 SEGMENT_S = 3600.0
-"""Age of a segment, in seconds, at which the next one is begun. A segment stays in the log while a
-run that began in it is running or can be resumed.
+"""Age of a segment, in seconds, at which the next segment is begun. A segment stays in the log
+while a run that began in it is running or can be resumed.
 """
 _STEP = 4 << 20
 """Number of bytes by which a segment's disk space is extended."""
@@ -63,8 +63,9 @@ run that begins.
 _MIN_FREE = 64 << 20
 """Number of free bytes below which a disk counts as full."""
 _LAST = 1
-"""`LogFrame.number` of the last frame of a finished segment. A sync note has the number 0. In both
-frames, `LogFrame.run` is `NOBODY`, because they belong to no run.
+"""`LogFrame.number` of the last frame of a finished segment. A sync note, a frame that tells how
+many bytes are synced, has the number 0. In both frames, `LogFrame.run` is `NOBODY`, because they
+belong to no run.
 """
 _SEGMENT_NAME = re.compile(r"\d{8,18}-[0-9a-f]{8}\.log")
 _OWN_FILES = ("owner", "name")
@@ -114,7 +115,8 @@ class Segment:
     unused end of the segment.
     """
     synced: int = 0
-    """Number of bytes at the start of the segment that were synced to disk. A hole there is damage.
+    """Number of bytes at the start of the segment that were synced to disk. A hole in these bytes
+    is damage.
     """
     final_length: int = 0
     """Length of the segment in bytes when the next segment was begun; 0 if this is the last
@@ -165,8 +167,8 @@ def read_segment(path: Path) -> Segment:
 
 
 def give_back_room(segment: Segment) -> None:
-    """Truncate the unused end of a segment. Only the owner of the log may call it, and only for
-    segments that an earlier owner wrote.
+    """Cut off the unused end of a segment's file. Only the owner of the log may call this function,
+    and only for segments that an earlier owner wrote.
     """
     if segment.unused_end:
         with suppress(OSError), segment.path.open("r+b", buffering=0) as file:
@@ -343,7 +345,7 @@ class RunLog:
 
     def admit(self, running: int) -> None:
         """Allocate disk space after the last record, so that one more run can begin and all running
-        ones can end. `running`: number of runs that are running now. Raises `StoreFailed` if the
+        runs can end. `running`: number of runs that are running now. Raises `StoreFailed` if the
         disk is full or the log does not work.
         """
         self._check_open()
@@ -362,7 +364,7 @@ class RunLog:
         record is not in the log.
 
         `run`: key of the record's run. `number`: number of the record within the run. `payload`:
-        the encoded record. `later`: True to write the record together with the next one, at the
+        the encoded record. `later`: True to write the record together with the next record, at the
         latest in the next iteration of the event loop. If that write fails, nothing is raised, and
         the record stays in memory until a write succeeds.
         """
@@ -399,8 +401,8 @@ class RunLog:
 
     def synced(self) -> "asyncio.Future[None]":
         """Return a future that is done when everything written so far is on disk, except `later`
-        records whose write failed. Several callers can share a sync, but never one that began
-        before their call. The future raises `StoreFailed` if the sync fails.
+        records whose write failed. One sync serves all calls that were made before the sync began.
+        The future raises `StoreFailed` if the sync fails.
         """
         future = asyncio.Future[None]()
         if self.failed:
@@ -469,7 +471,7 @@ class RunLog:
         self._thread.shutdown()
         with suppress(StoreFailed):
             self._flush()
-        self.failed = self.failed or "The gateway's log is closed, as the gateway stops; try again."
+        self.failed = self.failed or "The gateway is stopping, so its log is closed; try again."
         for file in (*self._unsynced, self._file):
             if file != -1:
                 os.close(file)
@@ -500,7 +502,7 @@ class RunLog:
                 return
 
     def _cut_back(self) -> StoreFailed:
-        """Remove the bytes of a write that was only partly done. Return the error to raise."""
+        """After a write that was only partly done, remove its bytes. Return the error to raise."""
         try:
             os.ftruncate(self._file, self._offset)
         except OSError as error:

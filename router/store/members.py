@@ -30,7 +30,8 @@ _log = structlog.get_logger("store")
 _LOOK_S = 1.0
 """Seconds between two uses of a gateway's session."""
 _SESSION_S = 3.0
-"""Seconds after which PostgreSQL ends an idle session. Its gateway is then stopped or unreachable.
+"""Seconds after which PostgreSQL ends an idle session. A gateway that leaves its session idle for
+so long is stopped or unreachable.
 """
 _GRACE_S = 5.0
 """A gateway is fenced (its row is deleted, and its runs are closed) after its lock has been free
@@ -42,8 +43,8 @@ _OPENS_S = _GRACE_S - 1.0
 """Max seconds since this gateway last saw that it holds its lock. Afterwards, no call may be made.
 """
 _PAST_S = 86400.0
-"""Seconds after the end of a minute, day or month. Then the period is over for all gateways, even
-if their clocks differ.
+"""A minute, day or month counts as over this many seconds after its end. Then it is over for all
+gateways, even if their clocks differ.
 """
 _LOCKS = 1919118445
 """First key of the advisory locks on epochs; the second key is the epoch."""
@@ -58,8 +59,9 @@ _MEMBER = "SELECT FROM gateways WHERE epoch = %(epoch)s FOR SHARE"
 
 
 class Members:
-    """Membership of this gateway in the group that shares a database. Keeps this gateway's lock,
-    and fences gateways without a lock: deletes their rows, and closes their runs.
+    """Membership of this gateway in the group that shares a PostgreSQL database. Keeps the lock
+    that shows that this gateway is alive. Fences gateways that have lost their locks: deletes their
+    rows, and closes their runs.
     """
 
     def __init__(self, database: Database, log: str) -> None:
@@ -77,8 +79,8 @@ class Members:
         exists.
         """
         self._gone: dict[tuple[int, int], float] = {}
-        """Gateways whose locks are free, as pairs of epoch and session number, with the monotonic
-        time at which the lock was first seen to be free.
+        """Gateways whose locks are free. The key is a pair of epoch and session number; the value
+        is the monotonic time at which the lock was first seen to be free.
         """
 
     @asynccontextmanager
@@ -104,8 +106,8 @@ class Members:
         """Give back the leases of this gateway (reserved parts of limits, see `quotas.py`). Call it
         only when everything that is left of the gateway's log is in the database.
 
-        `complete`: False if a part of the log is lost. The lost part may have spent the leases, so
-        they are then kept and count as spent. Raises `StoreFailed`.
+        `complete`: False if a part of the log is lost. Calls in the lost part may have spent the
+        leases, so the leases are then kept and count as spent. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")

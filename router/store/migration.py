@@ -33,8 +33,8 @@ _BASELINE_NUMBER = 8
 """Number of the schema of databases that do not record their revision."""
 _LOCK = "SELECT pg_advisory_xact_lock(1919118444, %(number)s)"
 _PATIENCE = "SET LOCAL lock_timeout = '10s'"
-"""Limits how long a revision waits for the lock of a table. All readers that come later also wait
-during this time.
+"""Limits the time for which a revision waits for the lock of a table. Readers that come later must
+wait during this time, too.
 """
 
 
@@ -44,7 +44,7 @@ class Release(NamedTuple):
     number: int = SCHEMA_NUMBER
     revision: str = REVISION
     scripts: Path = Path(__file__).with_name("migrations")
-    """Folder of the scripts of all revisions up to this one."""
+    """Folder with the scripts of all revisions up to `revision`."""
 
 
 THIS = Release()
@@ -57,7 +57,9 @@ class Step(Frozen):
     about: str
     """First line of the script's docstring."""
     number: int | None
-    """Number of the schema after a revision that contracts it; None if the revision expands it."""
+    """Number of the schema after the revision, if the revision contracts the schema; None if it
+    expands the schema.
+    """
 
 
 def lock(connection: Connection, number: int = 0) -> None:
@@ -98,8 +100,9 @@ def prepare(
 
 def expansions(missing: Sequence[Step]) -> list[Step]:
     """Return the revisions at the start of `missing` that expand the schema. They may be applied
-    while gateways of earlier releases run. Raises `BadConfig` if more such revisions follow after
-    one that contracts the schema: this release cannot work without them.
+    while gateways of earlier releases run. Raises `BadConfig` if such a revision also follows after
+    a revision that contracts the schema, because this release needs all revisions that expand the
+    schema.
     """
     first = list(takewhile(lambda step: step.number is None, missing))
     if any(step.number is None for step in missing[len(first) :]):
@@ -113,7 +116,7 @@ def expansions(missing: Sequence[Step]) -> list[Step]:
 def steps(connection: Connection, release: Release = THIS) -> list[Step] | None:
     """Return the revisions that a database lacks, oldest first; None if it has no tables. Changes
     nothing. Raises `BadConfig` if the database has the tables of another program, or of a release
-    from which there is no upgrade to this one.
+    whose schema cannot be upgraded to that of this release.
     """
     names = inspect(connection).get_table_names()
     if not names:
@@ -156,7 +159,7 @@ def revision_of(connection: Connection) -> str:
 
 
 def _since(revision: str, release: Release) -> list[Step] | None:
-    """Return the revisions after `revision`; None if the release does not know it."""
+    """Return the revisions after `revision`; None if the release does not know `revision`."""
     if revision == release.revision:
         return []
     from alembic.script import ScriptDirectory

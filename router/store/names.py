@@ -1,8 +1,8 @@
 """The idempotency keys that clients choose for requests (`request_id`), and the runs to which they
 belong. Here, such a key together with its tenant is called a name.
 
-Most names are new. A Bloom filter of the names of the last day shows that a name is new without a
-query of the database.
+Most names are new. A Bloom filter of the names of the last day shows, without a query of the
+database, that a name is new.
 """
 
 import time
@@ -21,10 +21,12 @@ from router.store.schema import RUNS
 from router.trace.run import RunStatus
 
 _REQUEST_ID_S = 86400
-"""Seconds from a run's start. During this time, the run's name belongs to the run."""
+"""A name (a tenant and a `request_id`) belongs to its run for this many seconds after the run's
+start.
+"""
 _BITS = 1 << 25
-"""Number of bits of the Bloom filter of one day, 4 MiB. With two million names in it, one in a
-thousand new names is mistaken for a used one.
+"""Number of bits of the Bloom filter of one day (4 MiB). With two million names, the filter
+mistakes one in a thousand new names for a used name.
 """
 Name = tuple[str, str]
 """A tenant, and the `request_id` that it has chosen."""
@@ -50,7 +52,8 @@ class Named(NamedTuple):
 
     def holds(self, now: float) -> bool:
         """Return True if the name still belongs to this run at the Unix time `now`. Then no new run
-        may use the name.
+        may use the name. The name does not belong to a run that has failed, or was interrupted or
+        cancelled.
         """
         return now - self.started_at < _REQUEST_ID_S and self.status in ("running", "finished")
 
@@ -97,7 +100,7 @@ class RequestNames:
         return self._runs.get(name) or stored
 
     def begin(self, start: RunStart) -> None:
-        """Record that a run has begun, so that its name belongs to it."""
+        """Record that a run has begun, so that the run's name is in use."""
         if start.request_id and not self._database.shared:
             name = name_of(start)
             self._runs[name] = Named.of(start)
@@ -135,7 +138,7 @@ def _stored(connection: Connection, name: Name) -> Named | None:
 
 class UsedNames:
     """Bloom filter of the names of the last day or two. `in` is always True for a used name, and
-    rarely True for a new one.
+    rarely True for a new name.
     """
 
     def __init__(self) -> None:

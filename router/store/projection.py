@@ -7,8 +7,8 @@ a batch that was committed before is not written again.
 
 A row is written when a run begins. When the run has ended, its final row, its calls and its sums
 are written. In a shared PostgreSQL database, the row of a run is written before its first record in
-the log. Another gateway may close the run before its end is written. Then the run stays closed, and
-only its calls are added.
+the log. Another gateway may close the run before the end of the run is written. Then the run stays
+closed, and only its calls are added.
 
 Rows are passed to the driver directly, because SQLAlchemy's own layer takes several times as long
 as the database.
@@ -66,9 +66,9 @@ Row = dict[str, Any]
 
 
 def project(connection: Connection, log: str, changes: Sequence[Change]) -> set[str]:
-    """Write changes, and the position after the last change as the log's place, in the transaction
-    of `connection`. Changes that were written before are skipped. `log`: name of the log. Return
-    the identifiers of the runs that other gateways have closed.
+    """Write changes in the transaction of `connection`, and store the position after the last
+    change as the log's place. Changes that were written before are skipped. `log`: name of the log.
+    Return the identifiers of the runs that other gateways have closed.
     """
     place = place_of(connection, log)
     last = changes[-1].position
@@ -157,8 +157,8 @@ def write(connection: Connection, log: str, changes: Sequence[Change]) -> None:
 def put(connection: Connection, table: Table, rows: Sequence[Row], *, adds: bool = False) -> None:
     """Insert rows, in the transaction of `connection`. They replace rows with the same keys.
 
-    `adds`: True to add the values of the rows to those of stored rows with the same keys. If only
-    one of two values is null, it counts as 0; if both are null, so is their sum.
+    `adds`: True to add the values of the rows to the values of stored rows with the same keys. If
+    only one of two values is null, it counts as 0; if both are null, the sum is null.
     """
     _do(connection, _putting(table, connection.dialect.name, adds), rows)
 
@@ -170,9 +170,9 @@ def _do(connection: Connection, statement: Any, rows: Sequence[Row]) -> None:
 
 
 def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """Return those of `run_ids` whose runs have ended in the database. A run without calls does not
-    count as ended if it is interrupted, or if its cancellation was requested: another gateway may
-    have closed it without knowing its calls.
+    """Return the identifiers in `run_ids` whose runs have ended, according to the database. A run
+    without calls does not count as ended if it is interrupted, or if its cancellation was
+    requested: another gateway may have closed such a run without knowing the run's calls.
     """
     known = exists().where(CALLS.c.run_id == RUNS.c.run_id)
     closed = (RUNS.c.status == "interrupted") | RUNS.c.cancel_requested
@@ -181,7 +181,7 @@ def ended_among(connection: Connection, run_ids: list[str]) -> set[str]:
 
 
 def cancelled_among(connection: Connection, run_ids: list[str]) -> set[str]:
-    """Return those of `run_ids` whose runs were cancelled."""
+    """Return the identifiers in `run_ids` whose runs were cancelled."""
     wanted = RUNS.c.run_id.in_(run_ids) & (RUNS.c.status == "cancelled")
     return set(connection.scalars(select(RUNS.c.run_id).where(wanted)))
 
@@ -207,8 +207,8 @@ def left_over(connection: Connection, name: str) -> dict[str, RecordedRun]:
 
 
 def put_leases(connection: Connection, log: str, leases: Mapping[Period, Sequence[int]]) -> None:
-    """Write leases of the gateway that has the log `log`: for each period, the amounts of tokens
-    and of money. Rows of the gateway in which both amounts are 0 are deleted.
+    """Write the leases of the gateway with the log `log`, and delete its leases with both amounts
+    0. `leases`: for each account and period, the amounts in tokens and in billionths of a dollar.
     """
     rows = [dict(zip(_LEASE, (*key, log, *lease), strict=True)) for key, lease in leases.items()]
     put(connection, LEASES, rows)
@@ -225,7 +225,7 @@ def ended_calls(changes: Iterable[Change]) -> Iterator[Call]:
 
 
 def changed(changes: Sequence[Change]) -> Iterator[Period]:
-    """Yield the keys (account and period) of the rows in `spending` that these changes add to."""
+    """Yield the keys (account and period) of all rows in `spending` to which `changes` add."""
     for change in changes:
         yield from counted(change.start)
         for call in change.run.calls if change.run else ():

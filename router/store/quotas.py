@@ -87,7 +87,7 @@ class Tally(msgspec.Struct):
 
     def lease(self, of: str, spent: int, lease: int) -> None:
         """Update the sums after a transaction. `spent`: the amount spent by all gateways, according
-        to the database. `lease`: the size of this gateway's lease that the transaction has written.
+        to the database. `lease`: the new size of this gateway's lease.
         """
         by_others = spent - getattr(self, f"booked_{of}")
         setattr(self, of, getattr(self, of) + by_others)
@@ -151,13 +151,13 @@ class Quotas:
         *,
         answers: bool,
     ) -> None:
-        """Raise `QuotaExhausted` if `amount` exceeds what is left of a quota in one of `spans`, the
-        accounts and periods in which it counts. Raise `PriceUnknown` if there is a limit on money,
-        and the cost of `amount` is unknown.
+        """Raise `QuotaExhausted` if `amount` is larger than the rest of a quota in one of `spans`.
+        Raise `PriceUnknown` if there is a limit on money, and the cost of `amount` is unknown.
 
-        `at`: a Unix time within all `spans`. `run`: the run that the amount is for; None if it has
-        not begun. `answers`: True if the amount is for the answer, so that it may use the amount
-        that the run has reserved for its answer. Other calls of the run cannot use that amount.
+        `spans`: the accounts and periods in which `amount` counts. `at`: a Unix time within all
+        `spans`. `run`: the run that the amount is for; None if it has not begun. `answers`: True if
+        the amount is for the answer, so that it may use the amount that the run has reserved for
+        its answer. Other calls of the run cannot use that amount.
         """
         kept_in = periods(run.start.tenant, run.start.started_at) if run else []
         for span in spans:
@@ -284,7 +284,7 @@ def add_spent(tallies: defaultdict[Period, Tally], calls: Iterable[Call]) -> Non
 
 
 def periods(tenant: str, at: float) -> list[Period]:
-    """Return the day and the month of a tenant that contain a Unix time."""
+    """Return the day and the month that contain a Unix time, as periods of a tenant."""
     return [(tenant, name) for name in names(at)[1:]]
 
 

@@ -91,8 +91,8 @@ def encode(record: Record) -> bytes:
 
 
 def decode(payload: bytes) -> Record:
-    """Decode a record of version 0 or `VERSION`. Raises `msgspec.DecodeError`, also for a version
-    that a later release wrote.
+    """Decode a record of version 0 or `VERSION`. Raises `msgspec.DecodeError`, also for records of
+    later versions.
     """
     version = payload[0] if payload and payload[0] <= _LAST_VERSION else 0
     if version not in _READERS:
@@ -123,7 +123,9 @@ class RecordedRun:
         self.end = Position()
         """Position after the last record that was read."""
         self.segment = 0
-        """Number of the segment in which the run began."""
+        """Number of the segment in which the run began. For a run that resumes an interrupted run:
+        the segment in which the interrupted run began.
+        """
         self.open: dict[int, OpenedCall] = {}
         """Calls that have not ended, by number."""
         self.calls: list[Call] = []
@@ -232,7 +234,9 @@ def withheld(run: Run, status: RunStatus, error: str) -> Run:
 
 
 def cancelled(run: Run) -> Run:
-    """Return an interrupted run as one that was cancelled on request."""
+    """Return a copy of an interrupted run with the status `cancelled`, for a run whose cancellation
+    was requested.
+    """
     return replace(run, status="cancelled", error=f"RunCancelled: Run {run.id} was cancelled.")
 
 
@@ -251,7 +255,7 @@ class Change(NamedTuple):
     position: Position = Position()
     """Position in the log after the record of the change."""
     segment: int = 0
-    """Number of the segment in which the run began."""
+    """See `RecordedRun.segment`."""
     queued_at: float = 0.0
     """Time at which the change was queued, in seconds of the monotonic clock."""
 
@@ -347,8 +351,8 @@ class Fold:
         return self.running
 
     def _salvaged(self, key: int) -> RecordedRun | None:
-        """Rebuild a run whose `Begun` record is lost from its other records. Return None if none of
-        them contains the run's identifier.
+        """Rebuild a run that has lost its `Begun` record, from its other records. Return None if
+        none of these records contains the run's identifier.
         """
         numbered = self._headless.pop(key)
         start = None

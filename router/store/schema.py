@@ -142,7 +142,7 @@ CALLS = Table(
     Index("calls_by_tenant", "tenant", "started_at"),
     Index("calls_by_deployment", "deployment", "started_at"),
 )
-"""Calls of runs that have ended."""
+"""Calls of ended runs."""
 GROUPS = "tenant", "hour", "role", "model", "deployment", "executor_version", "manager"
 """Primary key of `usage_hours`: each row has the sums of all calls with the same values of these
 fields. `hour` is the Unix time of a call's start // 3600.

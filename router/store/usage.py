@@ -137,8 +137,8 @@ def _tenants(connection: Connection, hour: int) -> list[str]:
 
 
 def _hourly(hour: int) -> Select[Any]:
-    """Return a query for the calls of one hour. It has one row per call, with the columns of
-    `usage_hours`.
+    """Return a query for the calls of one hour. The result has one row per call, with the columns
+    of `usage_hours`.
     """
     calls = CALLS.c
     known = {
@@ -163,8 +163,8 @@ def _ended(tenants: list[str], start: float, end: float) -> list[ColumnElement[b
 
 
 def _check_kept(connection: Connection, tenants: list[str], hour: int) -> None:
-    """Raise `BadRequest` if calls of an hour have been deleted. Then only the sum of the whole hour
-    is known, and not of a part.
+    """Raise `BadRequest` if calls of an hour have been deleted. Then the sum is known only for the
+    whole hour, not for a part of it.
     """
     start = hour * _HOUR_S
     hours = (USAGE_HOURS.c.hour == hour, USAGE_HOURS.c.tenant.in_(tenants))
@@ -263,8 +263,8 @@ class _Calls(NamedTuple):
 
     @property
     def nothing(self) -> bool:
-        """True if the model's endpoint did no work for the calls, so that its counters do not
-        include them.
+        """True if the model's endpoint did no work for the calls, so that the endpoint's counters
+        do not include these calls.
         """
         return self.outcome in ("refused", "connect_error") and self.counted == "" and self.silent
 

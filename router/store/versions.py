@@ -119,8 +119,8 @@ class SQLVersionBook(Frozen):
         )
 
     async def add_trial(self, trial: Trial) -> None:
-        """See `VersionBook.add_trial`. No effect if the run was deleted, or if its tenant has
-        `redact`.
+        """See `VersionBook.add_trial`. No effect if the run was deleted, or if its tenant has the
+        setting `redact`.
         """
 
         def add(connection: Connection) -> None:

@@ -59,8 +59,9 @@ _SUPPORTS: tuple[Support, ...] = get_args(Support)
 
 
 class Table(Frozen):
-    """A table: its columns and its rows. Rows that the client gave come first. Each of the other
-    rows has the place of the first ask, by rank, whose report names it.
+    """A table: its columns and its rows. Rows that the client gave come first. The other rows are
+    ordered by the rank of the ask (a piece of work for an executor) whose report first names the
+    row.
     """
 
     schema: Schema
@@ -77,7 +78,7 @@ class Table(Frozen):
 
     @property
     def every_row(self) -> tuple[Row, ...]:
-        """The rows of the table, then the excluded ones."""
+        """The rows of the table, then the excluded rows."""
         return self.rows + self.excluded
 
 
@@ -102,8 +103,8 @@ class ReportRows(NamedTuple):
     rows: tuple[RowClaims, ...]
     ties: tuple[Tie, ...]
     lost: int
-    """Number of rows that are cut off or omitted in the report. If there are any, the question
-    should be asked again.
+    """Number of rows that are cut off or omitted in the report. If there are such rows, the
+    question should be asked again.
     """
     unsupported: int
     """Number of rows that `rows` lacks because the executor's passages do not name them."""
@@ -116,7 +117,7 @@ def read_report(
     max_rows: int = sys.maxsize,
 ) -> ReportRows:
     """Return the rows and values in the report of `execution`, with the support of each value by
-    its passages. `ask`: the piece of work that led to the report.
+    the executor's passages. `ask`: the piece of work that led to the report.
 
     `max_rows`: max rows of a table. If the report has more, one row above the limit is kept, so
     that the caller can see that there are too many.
@@ -203,9 +204,9 @@ def names_of(schema: Schema, key: RowKey) -> list[str]:
 class Assembly:
     """Assembles a table incrementally, one report at a time.
 
-    Each row has a place in the order of rows. Given rows come first. The place of any other row is
-    that of the first ask, by rank, whose report names it. Rows beyond `max_rows` have a place too,
-    but their cells are not computed.
+    Each row has a place in the order of rows. Given rows come first. Any other row is placed by the
+    lowest rank of an ask whose report names the row, and then by the row's number in that report.
+    Rows beyond `max_rows` have a place too, but their cells are not computed.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class Assembly:
         self._places: dict[RowKey, _Place] = {
             key: ((-1,), number) for number, key in enumerate(self._given)
         }
-        """The first place of each key, if several reports name it."""
+        """Place of each key; the first place, if several reports name the key."""
         self._order: list[tuple[_Place, RowKey]] = []
         """Place of each row and its home (the first of its keys), in the order of the rows."""
         self._claims: dict[RowKey, list[tuple[_Place, RowClaims]]] = {
@@ -246,8 +247,8 @@ class Assembly:
         self._rows: dict[RowKey, Row] = {}
         """Rows as last computed, by their homes (first keys)."""
         self._changed: dict[RowKey, set[str]] = {}
-        """Rows to compute again: maps the home of each row to the columns that new reports are
-        about.
+        """Rows to compute again: maps the home (first key) of each row to the columns that new
+        reports are about.
         """
         self._know(self._given)
         self._group()
@@ -334,8 +335,8 @@ class Assembly:
             self._names.update(names_of(self._schema, key))
 
     def _move(self, key: RowKey, before: _Place | None) -> None:
-        """Put a row that consists of one key at its place in the order. `before`: its earlier
-        place; None if it is new.
+        """Put a row with only one key at its place in the order. `before`: the row's earlier place;
+        None for a new row.
         """
         if before is not None:
             del self._order[bisect_left(self._order, (before, key))]
@@ -381,8 +382,8 @@ class Assembly:
         columns: Collection[str],
     ) -> Row:
         """Compute the row with the key `home`. `members`: the statements of all reports about the
-        row. `before`: the row as last computed. Its key cells, its hidden cells and its cells in
-        `columns` are computed again, the others are kept; None to compute all cells.
+        row. `before`: the row as last computed; None to compute all cells. Its key cells, its
+        hidden cells and its cells in `columns` are computed again; its other cells are kept.
         """
         given = self._given.get(home)
         cells = list[Cell]()
@@ -487,9 +488,9 @@ def _grade(claim: Claim) -> int:
 
 def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int]:
     """Return the sort key of a value that `claims` state; the best value has the smallest sort key.
-    Values are sorted by support, then by whether the type is right. After that, only the claims
-    with the best support count: values are sorted by the number of their documents, then by their
-    number.
+    Values are sorted by support; then values of the right type come first. After that, only the
+    claims with the best support count: values whose claims cite more documents come first, then
+    values with more claims.
     """
     best = _best(claims)
     return (
@@ -501,7 +502,7 @@ def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int
 
 
 def _best(claims: Sequence[Claim]) -> Sequence[Claim]:
-    """Return the claims that are supported as well as the first one. `claims`: sorted, best
+    """Return the claims that are supported as well as the first claim. `claims`: sorted, best
     supported first.
     """
     return [claim for claim in claims if claim.support == claims[0].support]

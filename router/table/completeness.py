@@ -18,8 +18,8 @@ class Completeness(Frozen):
     cells: dict[CellState, int]
     """Number of cells by state."""
     fill_rate: float
-    """Share of the cells in columns other than keys that have a value, from 0 to 1; 1 if there are
-    no such cells.
+    """Share of cells with a value, from 0 to 1, among all cells outside the key columns; 1 if there
+    are no such cells.
     """
     rows_seen_once: int
     """Number of rows that only one discovery (question for rows) names. Repetitions of a discovery
@@ -27,10 +27,10 @@ class Completeness(Frozen):
     """
     estimated_rows: int | None
     """Estimate of the number of rows that exist, found or not, by the bias-corrected Chao1
-    estimator. It is a lower bound, because all discoveries search the same index and tend to find
-    the same pages. None if there are fewer than two discoveries, or if they overlap too little:
-    more than half of all mentions of rows are the only mention of their row (sample coverage, Good
-    1953).
+    estimator. It is a lower bound, because all discoveries (questions for rows) search the same
+    index and tend to find the same pages. None if there are fewer than two discoveries, or if they
+    overlap too little: more than half of all mentions of rows are the only mention of their row
+    (sample coverage, Good 1953).
     """
     left_out: tuple[str, ...] = ()
     """Names that are in no row, but in a list together with names of rows; see

@@ -28,8 +28,8 @@ MAX_CONDITIONS = 16
 """Max conditions of a table. Each condition may cost one sub-query per row."""
 _MAX_VALUES = 64
 _MAX_CHARS = 2000
-"""`_MAX_VALUES`: max values of a condition. `_MAX_CHARS`: max characters of the name of its column,
-its question and its values together.
+"""`_MAX_VALUES`: max values of a condition. `_MAX_CHARS`: max characters of a condition, that is
+the column's name, the question and the values together.
 """
 _STATES: dict[bool | None, CheckState] = {True: "met", False: "contradicted", None: "not_checked"}
 _ORDERS = {"before": (-1,), "after": (1,), "at_least": (0, 1), "at_most": (-1, 0)}
@@ -40,14 +40,16 @@ _KINDS: dict[ColumnType, tuple[ColumnType, ...]] = {
     "number": ("number",),
     "integer": ("number",),
 }
-"""For each column type, the types as which two values are compared. The first type that both values
-have is used. For example, years before 1000 are not dates, so they are compared as numbers.
+"""For each column type, the types in which two values of a column may be compared. The first type
+that both values have is used. For example, years before 1000 are not dates, so they are compared as
+numbers.
 """
 
 
 def with_conditions(schema: Schema, conditions: Iterable[Condition]) -> Schema:
-    """Return the schema with further conditions, and with hidden columns for those whose column is
-    new. Of equal conditions, one is added. Raises `BadRequest` for the first defect.
+    """Return the schema with further conditions. If the column of a condition is new, it is added
+    as a hidden column. Equal conditions are added only once. Raises `BadRequest` for the first
+    defect.
     """
     for number, condition in enumerate(conditions):
         try:
@@ -100,8 +102,8 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
 
 
 def state_of(condition: Condition, cell: Cell) -> CheckState:
-    """Return whether a row meets or contradicts a condition, or `not_checked` if its value is not
-    certain. `cell`: the row's cell in the condition's column.
+    """Return whether a row meets or contradicts a condition, or `not_checked` if the row's value is
+    not certain. `cell`: the row's cell in the condition's column.
     """
     is_sure = cell.state in ("single", "agreed")
     state = _STATES[is_met(condition, cell.value)]

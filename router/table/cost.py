@@ -13,8 +13,8 @@ from router.trace.table import Ask
 
 
 class TableCost(NamedTuple):
-    """Cost of a table, split by row: the tokens of calls with known usage, and money. The field
-    `nano_usd` of an amount is None if no price is known.
+    """Cost of a table, split by row, in tokens and in billionths of a dollar. Tokens of calls with
+    unknown usage are not counted. The field `nano_usd` of an amount is None if no price is known.
     """
 
     rows: tuple[Amount, ...]
@@ -32,8 +32,8 @@ def table_cost(
 ) -> TableCost:
     """Split the cost of `calls` over the table's rows, in whole numbers. The cost of a discovery (a
     question for rows) is divided equally among the rows that it was the first to name. The cost of
-    any other ask belongs to its row. `asks`: all asks (pieces of work for executors) of the run;
-    the position of an ask is the number of its sub-query.
+    any other ask belongs to the row that the ask is about. `asks`: all asks (pieces of work for
+    executors) of the run; the position of an ask is the number of its sub-query.
     """
     every_row = table.every_row
     homes = {key: at for at, row in enumerate(every_row) for key in (row.key, *row.aliases)}

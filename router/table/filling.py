@@ -76,10 +76,10 @@ from router.trace.values import (
 _OVER: tuple[TableOutcome, ...] = ("tasks_exhausted", "time_exhausted", "budget_exhausted")
 """Outcomes after which no further ask is started."""
 EXECUTOR_OF_TABLES = replace(EXECUTOR, parse=parse_table_turn)
-"""Form of an executor whose reports may contain tables."""
+"""Form of executor turns (how the turns are parsed and answered) if reports may contain tables."""
 TABLE_FORM = "table"
-"""Name of the form `EXECUTOR_OF_TABLES`, in `Reporting.form` and in the argument `forms` of
-`Executor`.
+"""Name of the form `EXECUTOR_OF_TABLES`: its key in the argument `forms` of `Executor`, and the
+value of `Reporting.form`.
 """
 
 
@@ -96,8 +96,8 @@ first manager does not pass the sub-query on. Instead, this module queues an ask
 manager.
 """
 _LARGE = 4_000
-"""Max characters of a report together with its passages for reading them on the event loop, which
-takes less than 50 ms. Larger reports are read in a thread.
+"""A report whose size (`_size`) is at most this number of characters is read on the event loop, in
+less than 50 ms. Larger reports are read in a thread.
 """
 _MAX_SEARCHED = 16
 """Max searches whose query is only the value of a condition."""
@@ -128,9 +128,9 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     max_rows: _Count = 2000
     """Max rows of a table."""
     discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 50
-    """For each value of a condition, such as "Vorland", a search is made with only this value as
-    its query, and names for `ask_left_out` are looked for in the passages found. This is the number
-    of passages per search; 0 for no such searches. Executors do not read these passages.
+    """Passages per search for a value of a condition, such as "Vorland"; 0 for no such searches.
+    The query of such a search is only the value. The passages are not read by executors, but
+    searched for names that `ask_left_out` then checks.
     """
     ask_left_out: bool = True
     """Whether the table's conditions are also checked for names that no report gave: names that a
@@ -246,8 +246,8 @@ class WideSearch:
         """Fill the table of a checked request, and return the run's result.
 
         If a deadline passes, or a budget or limit is reached, the result is the table so far, and
-        its outcome names the reason. If an executor fails, its error is noted in
-        `context.failures`, and other executors look for its cells, within the limits of
+        its outcome names the reason. If an executor fails, its error is stored in
+        `context.failures`, and other executors look for the same cells, within the limits of
         `asks_per_cell`. Raises `UpstreamError` if the delegator fails in its first turn and the
         request has no rows, and `StoreFailed` if the run cannot be recorded.
         """
@@ -288,13 +288,13 @@ class _Filling:
         delegator wrote them.
         """
         self._not_dispatched: tuple[str, ...] = ()
-        """Questions of the delegator's last turn that exceeded the limit."""
+        """Questions that were not dispatched, because the delegator's last turn had too many
+        questions.
+        """
         self._listed = defaultdict[int, dict[RowKey, None]](dict)
         """The keys of the rows that each discovery has found, by the discovery's number."""
         self._list_titles: dict[int, str] = {}
-        """Title of the document that contains most of the rows in `_listed`, by the discovery's
-        number.
-        """
+        """Title of the document with most of the rows in `_listed`, by the discovery's number."""
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
         }
@@ -726,8 +726,9 @@ class _Filling:
                 for column, cell in zip(self._schema.shown, row.cells, strict=True)
                 if cell.state == "given"
             }
-            # Ask for each key of the row: documents may tie keys together only after each was asked
-            # for, and the asks must not depend on the order in which reports arrive.
+            # Ask for each key of the row, although the keys name the same row. A report may show
+            # that only after the keys were asked for, and the asks must not depend on the order of
+            # the reports.
             for key in (row.key, *row.aliases):
                 if key not in self._steps:
                     self._begin(key, given)

@@ -122,7 +122,9 @@ def named_with_values(
 
 
 def _ending_name(item: str) -> str:
-    """Return the words of a list's item after the last word that begins with a small letter."""
+    """Return the end of a list's item: the words after the last word that begins with a small
+    letter.
+    """
     words = item.split()
     small = [at for at, word in enumerate(words, 1) if word[0].islower()]
     return " ".join(words[max(small, default=0) :])

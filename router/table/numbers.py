@@ -140,28 +140,30 @@ def number_text(text: str) -> str:
 
 
 def is_bound(text: str, written: str) -> bool:
-    """Return whether the folded text `text` uses `written`, a number or date in it, as a bound,
-    such as "more than 5", or denies it, such as "not 5".
+    """Return whether the folded text `text` uses the number or date `written` as a bound, as in
+    "more than 5", or denies it, as in "not 5".
     """
     before, _, after = text.partition(written)
     return _BOUND.search(before) is not None or _BOUND_AFTER.match(after) is not None
 
 
 def signs_of(value: str) -> frozenset[str]:
-    """Return the signs of percentages and currencies that are written in `value`."""
+    """Return the signs of percentages and currencies in `value`, such as "%". Words such as
+    "percent" do not count.
+    """
     return frozenset(_SIGNS) & {*folded(value)}
 
 
 def signs_in(text: str) -> frozenset[str]:
-    """Return the signs of percentages and currencies that `text` contains in any form."""
+    """Return the signs of percentages and currencies that `text` contains, as signs or in words."""
     whole = folded(text)
     return frozenset(sign for sign, forms in _FORMS.items() if forms.search(whole))
 
 
 def numbers_in(text: str, unit: str) -> Iterator[tuple[str, str]]:
     """Yield each number in the folded text `text` as a pair: the number as written, and in
-    canonical form. `unit`: the column's unit. If it contains a power of ten, such as "million", the
-    canonical form is divided by that power.
+    canonical form. `unit`: the column's unit. If the unit contains a power of ten, such as
+    "million", the canonical form is divided by that power.
     """
     for written in _NUMBER.finditer(text):
         if number := _exact(written[0], unit):

@@ -49,7 +49,7 @@ def without_html(text: str) -> str:
 
 
 def reply_rows(text: str, columns: Sequence[Column]) -> list[list[str]]:
-    """Return the rows in the JSON values of `text`. If there are none, return the rows in its lines
+    """Return the rows in the JSON values of `text`. If there are none, return the rows in lines
     such as `City: Bel`. Each row has a text for each column, which is empty if the row has no value
     for the column.
     """

@@ -8,7 +8,9 @@ from router.trace.table import RowKey, Schema
 
 
 class TableScore(Frozen):
-    """Scores of a table. Precision, recall and F1 are from 0 to 1."""
+    """Scores of a table, compared with the right rows. Precision, recall and F1 are from 0 to 1. An
+    item is a cell.
+    """
 
     success: bool
     """True if all rows and cells are right, and there are no other rows."""
@@ -18,7 +20,7 @@ class TableScore(Frozen):
     item_precision: float
     item_recall: float
     item_f1: float
-    """F1 of the cells. It is the reward in section 3.3 of the paper WideSeek-R1."""
+    """F1 of the cells. The paper WideSeek-R1 uses it as the reward of a table (section 3.3)."""
 
 
 def table_score(

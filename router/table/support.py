@@ -50,8 +50,8 @@ _MAX_TIES = 64
 
 class Tie(NamedTuple):
     """A statement that two names belong to the same thing, as in "A, also known as B". The sentence
-    does not tell where the first name begins and where the second one ends, so there are several
-    candidates for each.
+    does not tell where the first name begins and where the second name ends, so there are several
+    candidates for each name.
     """
 
     before: tuple[str, ...]
@@ -85,8 +85,8 @@ def tied(
     """Yield pairs of names in `known` that belong to the same thing. A pair needs ties in at least
     `documents` different documents.
 
-    If two documents contain the same sentence, it counts only once, as one document probably copied
-    it from the other.
+    If two documents contain the same sentence, it counts only once, because one document probably
+    copied it from the other.
     """
     ties_of_pairs: dict[tuple[str, str], list[Tie]] = {}
     for tie in candidates:

@@ -59,7 +59,7 @@ _ALIKE = 0.85
 request.
 """
 _ENDING = 3
-"""Number of last characters that a misspelled name must share with the name in the request, since
+"""Number of last characters that a misspelled name must share with the name in the request, because
 "Austria" and "Austrian" are two words.
 """
 _MAX_ALIKE = 20
@@ -131,14 +131,14 @@ def described(column: Column) -> str:
 
 
 def planned(schema: Schema, text: str, request: str) -> tuple[Schema, tuple[str, ...]]:
-    """Return the schema with the conditions and question templates that the delegator wrote in its
-    turn `text`, and the conditions that are ignored because they are invalid, each with the reason.
-    A column that already has a template keeps it. Invalid templates are ignored.
+    """Return the schema with the conditions and question templates in the delegator's turn `text`,
+    and the invalid conditions in this turn, each with an error message. A column that already has a
+    template keeps it. Invalid conditions and templates are ignored.
 
-    `request`: the request for the table, as it was shown to the delegator. It must contain each
-    name in a condition, because a misspelled name would exclude right rows. A name that differs in
-    few letters is spelled as in the request. Wrong names among the values of `one_of` are replaced
-    by names from the plan's questions for rows.
+    `request`: the request for the table, as the delegator was shown it. The request must contain
+    each name in a condition, because a misspelled name would exclude right rows. A name that
+    differs in few letters is spelled as in the request. Wrong names among the values of `one_of`
+    are replaced by names from the plan's questions for rows.
     """
     text = without_thinking(text)
     plan = parse_decision(text, limit=_MAX_TAGS, managed=True)

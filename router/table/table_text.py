@@ -207,7 +207,7 @@ def _usable(
 ) -> TableText:
     """Return the rows that have a value for each key column. A ditto mark is replaced by the cell
     above it. An empty key cell is replaced too, if another key cell of the row has a value. `lost`:
-    number of rows that were lost before.
+    number of rows that are counted as lost already.
     """
     keys = [at for at, column in enumerate(columns) if column.key]
     usable: list[tuple[str, ...]] = []
@@ -337,7 +337,7 @@ def read_values(
 
 
 def _pairs(text: str, columns: Schema) -> dict[str, str]:
-    """Return the values in lines such as `founder: Ana`, by their normal names."""
+    """Return the values in lines such as `founder: Ana`, by the normal form of their names."""
     names = {normal_name(column.name) for column in columns.columns}
     pairs: dict[str, str] = {}
     for line in text.split("\n"):

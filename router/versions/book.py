@@ -48,7 +48,8 @@ class Traffic(Frozen):
 
     def serving(self, run_id: str) -> str:
         """Return the version that serves a run. The choice depends on the run's identifier alone,
-        so it is the same on every call. If a canary's share grows, the canary keeps its runs.
+        so it is the same on every call. If a canary's share grows, the canary serves all runs that
+        it would have served with the smaller share, and further runs.
         """
         if not self.candidate or self.stage != "canary":
             return self.active
@@ -58,8 +59,8 @@ class Traffic(Frozen):
         """Return the version to compare with the version that serves the run; None if the run is
         not compared.
 
-        In the canary stage, on average equally many runs of both versions are compared. Which runs
-        are compared depends on their identifiers alone, not on their contents.
+        In the canary stage, on average equally many runs of both versions are compared. These runs
+        are chosen by their identifiers alone, not by their contents.
         """
         if self.stage == "shadow":
             return self.candidate
@@ -168,7 +169,7 @@ def judge(trial: Trial, feedback: Feedback) -> Judgement | None:
 
 
 class Pair(Frozen):
-    """The values of one trial that the gate uses for its decision."""
+    """Values of one trial, on which the gate bases its decisions."""
 
     candidate_failed: bool
     active_failed: bool
@@ -290,7 +291,9 @@ class VersionBook(Protocol):
         after: int,
         size: int,
     ) -> list[VersionDecision]:
-        """Return at most `size` decisions with numbers above `after`, oldest first."""
+        """Return at most `size` decisions with numbers above `after`, oldest first. `version`: only
+        decisions on this version; None for all versions.
+        """
 
     async def add_trial(self, trial: Trial) -> None:
         """Store a trial; do nothing if its run already has a trial."""

@@ -51,8 +51,8 @@ large stakes if the versions hardly differ. All are below 1, so that no pair los
 MAX_OF_ONE = 0.25
 """Max share of the decisive pairs that may come from one client's tenant."""
 _MORE_FAILURES = 0.05
-"""Margin for failures: by how much the share of runs in which the candidate fails may exceed the
-share in which the active version fails.
+"""Margin for failures. A candidate whose share of failed runs exceeds the active version's share by
+this much or more should not be promoted.
 """
 _MEASURES = 3
 _MAX_NAMED = 10
@@ -67,16 +67,18 @@ class GateRule(Frozen):
     """The conditions that a candidate must meet to be promoted, and the limits of a trial."""
 
     margin: float
-    """How much worse than the active version the candidate may be. It is measured on decisive
-    pairs, those in which exactly one version is right: (pairs in which the active version is right
-    - pairs in which the candidate is right) / all decisive pairs.
+    """A candidate that is worse than the active version by this much or more should not be
+    promoted. The difference is measured on decisive pairs, in which exactly one version is right:
+    (pairs in which the active version is right - pairs in which the candidate is right) / all
+    decisive pairs.
     """
     error: float
     """Max probability of each wrong decision, per stage: to promote a version that is worse by the
     margin or more in some measure, and to roll back a version that is not worse in any measure.
     """
     max_tokens_ratio: float
-    """Max executor tokens of the candidate, as a multiple of the active version's."""
+    """Max executor tokens of the candidate, as a multiple of the active version's executor tokens.
+    """
     max_trials: int
     """Max trials of a stage. After that, the stage ends without a decision, because trials cost
     tokens.
@@ -88,15 +90,15 @@ class GateRule(Frozen):
 
     @property
     def enough(self) -> float:
-        """Threshold of the evidence in favour of the candidate. It is promoted if the evidence on
-        every measure reaches this threshold.
+        """Threshold of the evidence in favour of the candidate. The candidate is promoted if the
+        evidence on every measure reaches this threshold.
         """
         return 1 / self.error
 
     @property
     def too_much(self) -> float:
-        """Threshold of the evidence against the candidate. It is rolled back if the evidence on any
-        measure reaches this threshold.
+        """Threshold of the evidence against the candidate. The candidate is rolled back if the
+        evidence on any measure reaches this threshold.
         """
         return _MEASURES / self.error
 
@@ -149,7 +151,8 @@ def decide(
 
 def on_held_out(right: Sequence[tuple[bool, bool]], rule: GateRule) -> tuple[GateVerdict, str]:
     """Return the decision on a canary after the held-out questions, and the reason in words.
-    `right`: for each question, whether the candidate and whether the active version was right.
+    `right`: for each question, two bools: True if the candidate was right, and True if the active
+    version was right.
 
     The decision is an exact binomial test at the level `error`. A question is decisive if exactly
     one version is right. If that version is the candidate, the question is a win. With w wins among
@@ -187,13 +190,14 @@ def figures_of(pairs: Sequence[Pair], rule: GateRule | None, stage: Stage) -> Tr
     gate's rule; None to compute no evidence.
 
     For a canary, equally many pairs count from runs served by the candidate and from runs served by
-    the active version: the first pairs of each kind. So the result does not depend on which
-    version's answers clients saw, and how often they gave feedback on them.
+    the active version: the first pairs of each kind. So it makes no difference whether clients saw
+    or judged more answers of one version than of the other.
 
     The evidence is computed from these differences:
 
     - correctness: 1 or -1 for each decisive pair in which neither version failed;
-    - failures: for every pair, whether the active version failed minus whether the candidate did;
+    - failures: for every pair, 1 if only the active version failed, -1 if only the candidate
+      failed, and 0 otherwise;
     - tokens: for every pair, (k·active - candidate) / (k·active + candidate), where k is
       `max_tokens_ratio`, and 0 if both versions spent nothing. The margin is 0.
     """
@@ -261,7 +265,7 @@ def within_share(items: Sequence[Item], tenant_of: Callable[[Item], str]) -> lis
 def _first(
     items: Sequence[Item], key: Callable[[Item], Any], limits: Mapping[Any, int]
 ) -> list[Item]:
-    """Return the first items of each key, at most as many as its limit."""
+    """Return the first items of each key, at most `limits[key]` of them."""
     counts = Counter[Any]()
     counted = list[Item]()
     for item in items:
@@ -293,9 +297,7 @@ def _correctness(counted: Iterable[Judgement], margin: float) -> GateEvidence:
 
 
 def _evidence(measure: str, differences: Counter[float], margin: float) -> GateEvidence:
-    """Return the evidence on a measure. `differences`: for each difference, the number of pairs
-    that have it.
-    """
+    """Return the evidence on a measure. `differences`: the number of pairs with each difference."""
     return GateEvidence(measure, _won(differences, 1, margin), _won(differences, -1, 0.0))
 
 

@@ -22,7 +22,8 @@ from router.versions.trials import hindered
 
 _AT_ONCE = 4
 _MIN_KNOWN = 0.9
-"""Min share of the questions for which it must be known whether each version is right."""
+"""Min share of the questions that must have a result for both versions; otherwise the test fails.
+"""
 
 
 class HeldOutQuestion(Frozen):
@@ -104,8 +105,8 @@ class HeldOutTest:
         version: str,
         name: str,
     ) -> bool | None:
-        """Return whether a version answers a question correctly; None if something failed that is
-        not the version's fault. `name`: the beginning of the run's `request_id`.
+        """Return whether a version answers a question correctly; None after a failure that is not
+        the version's fault. `name`: the beginning of the run's `request_id`.
         """
         request = RunRequest("shadow", question.question, (version, question.question))
         begun = False

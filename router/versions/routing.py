@@ -21,7 +21,9 @@ _LOST = ("no_report", "model_failed")
 """If an execution by a candidate has one of these outcomes, another version works on the sub-query.
 """
 _FRESH_S = 1.0
-"""Seconds between two reads of the stored traffic, which another gateway may have changed."""
+"""Seconds between two reads of the stored traffic (the versions in use). Another gateway may have
+changed it.
+"""
 
 
 class VersionRouting:
@@ -115,8 +117,8 @@ class VersionRouting:
         self._news.set()
 
     async def refresh(self) -> None:
-        """Read the stored traffic and, if it has changed, load its versions and use it for new
-        runs. Raises `StoreFailed`, and `UpstreamError` if the engine fails.
+        """Read the stored traffic (the versions in use). If it has changed, load its versions, and
+        use them for new runs. Raises `StoreFailed`, and `UpstreamError` if the engine fails.
         """
         async with self._refreshing:
             on_record = await self._read()

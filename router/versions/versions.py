@@ -129,7 +129,8 @@ class VersionDraft:
             retired = [other for other in self._now.values() if other.state == "retired"]
             if not retired:
                 raise BadRequest(
-                    f"version {version.version!r}: no retired version is left; promote another one."
+                    f"version {version.version!r}: cannot be rolled back, because no retired "
+                    "version is left to replace it; promote another version instead."
                 )
             before = max(retired, key=lambda version: version.state_at)
             self.move(before, "active", "promote", f"{version.version} was rolled back.")
@@ -264,7 +265,8 @@ class Versions:
         """
         if state not in ("registered", "shadow", "canary"):
             raise BadRequest(
-                f"state must be registered, shadow or canary, got {state}; for active, promote it."
+                f"state must be registered, shadow or canary, got {state}; to make a version "
+                "active, promote it (rolegate versions promote)."
             )
         if state == "canary" and not 0 < share <= 1:
             raise BadRequest(f"canary_share must be above 0 and at most 1, got {share:g}.")

@@ -19,7 +19,7 @@ async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: 
     if this release cannot work with it; `OSError` if the backup does not exist; and `StoreFailed`.
     """
     old = [path for end in ("", "-wal", "-shm") if (path := Path(f"{store}{end}")).exists()]
-    if segments(log):  # first, as a restored database must never be opened with this log
+    if segments(log):  # first: a restored database must never be opened with this log
         old.insert(0, log)
     if old and not force:
         raise BadConfig(

@@ -32,8 +32,8 @@ _LOST = """
 INSERT INTO gateways (log, session) SELECT DISTINCT log, 0 FROM runs
 WHERE status = 'running' AND log NOT IN (SELECT log FROM gateways)
 """
-"""For each run that was running at the time of the export, adds its gateway to the table
-`gateways`. No process holds the lock of this gateway, so another gateway closes its runs (see
+"""Adds the gateways of all runs that were running at the time of the export to the table
+`gateways`. No process holds the locks of these gateways, so another gateway closes the runs (see
 `members.py`).
 """
 Progress = Callable[[int], None]
