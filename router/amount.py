@@ -1,4 +1,4 @@
-"""Amounts of tokens and of money, and what remains of a limit on one of them."""
+"""Amounts of tokens and of money, and the rest of a limit on tokens or on money."""
 
 from typing import Literal
 
