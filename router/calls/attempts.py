@@ -77,7 +77,9 @@ class Attempts:
     replica; in a ledger row, it names the replica that was called.
     """
     purpose: Purpose
-    """Purpose of the first attempt in the ledger."""
+    """Purpose in the ledger row of the first attempt. Further attempts have the purpose `retry`,
+    except if this purpose is `condense`.
+    """
     replicas: tuple[Replica, ...]
     timeouts: Timeouts
     health: RoleHealth
@@ -369,7 +371,7 @@ async def affordable(
 
 
 def _silent(attempt: Attempt | None, timeouts: Timeouts) -> bool:
-    """Return whether an attempt has waited for its first token for at least half of the timeout."""
+    """Return whether half of the timeout for the first token has passed without that token."""
     if attempt is None or attempt.first_token_s is not None:
         return False
     return attempt.duration_s >= timeouts.first_token_s / 2
