@@ -93,8 +93,9 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
 
 
 def keys_of(names: Sequence[str]) -> set[str]:
-    """Choose key columns for a table if its request marks none. Return the names of all columns up
-    to the first one that can identify a row alone, because its name does not match `_SHARED`.
+    """Choose the key columns of a table whose request marks none. Return the names of all columns
+    up to the first column whose name does not match `_SHARED`. That column is included; it can
+    identify a row alone.
     """
     last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
     return set(names[: last + 1])

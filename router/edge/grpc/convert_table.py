@@ -148,8 +148,9 @@ def _row_to_proto(
     numbers: Mapping[Ask, int],
     spent: Amount | None = None,
 ) -> pb.Row:
-    """Convert a row. `numbers`: the number of the sub-query for each ask. `spent`: the tokens and
-    the cost of the row; None for a row in an event, whose cost is not counted yet.
+    """Convert a row. `numbers`: the numbers of sub-queries, by ask (the cells that a sub-query is
+    about). `spent`: the tokens and the cost of the row; None for a row in an event, because its
+    cost is not counted yet.
 
     A row that is too large for a message is sent without citations and conflicting values, and with
     shortened values.

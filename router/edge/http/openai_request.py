@@ -196,7 +196,7 @@ class ChatRequest(Frozen, kw_only=True):
 
     @property
     def _last(self) -> int:
-        """The number of the last user message; -1 if there is none."""
+        """The index of the last user message in `messages`; -1 if there is none."""
         numbers = (at for at, message in enumerate(self.messages) if message.role == "user")
         return max(numbers, default=-1)
 

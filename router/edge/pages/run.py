@@ -76,7 +76,7 @@ class RunPages:
 
     async def run(self, request: web.Request) -> Run:
         """Load the run that is named in the URL of a request, without texts that the user may not
-        see. Raises `NotFound` if there is no such run for this user.
+        see. Raises `NotFound` if the run does not exist or the user may not see it.
         """
         stored = await self._runs.get(request.match_info["run"], caller())
         run = await in_viewer(as_seen_by, stored, caller())

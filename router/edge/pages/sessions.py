@@ -82,7 +82,7 @@ class Sessions:
         self._open.pop(name, None)
 
     def token(self, name: str) -> str:
-        """Return the CSRF token of a session, which forms of the session must send."""
+        """Return the CSRF token of a session. All forms of the session must send this token."""
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, name: str, token: str) -> bool:

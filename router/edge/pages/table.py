@@ -48,7 +48,7 @@ class TablePages:
         """Return the variables for the template that shows a page of the table. `query`: the query
         of the URL. Its parameter `only` is a list of cell states, separated by commas; if it is
         given, only rows with a cell in one of these states are shown. `row` is the position of the
-        first row to show, from 0, counted over these rows.
+        first row to show; 0 is the first row that `only` admits.
         """
         filled = run_table(run)
         table = filled.table
@@ -112,8 +112,8 @@ class TablePages:
 
 def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
     """Return the variables for the template that shows a cell: the values that reports state for
-    the cell, with their sources. Raises 404 if the table has no cell at this place, or if its texts
-    are not stored.
+    the cell, with their sources. Raises 404 if the table has no cell at this place, or if the run's
+    texts are not stored.
     """
     filled = run_table(run)
     table = filled.table

@@ -50,8 +50,8 @@ class Lane(Frozen, gc=False):
     """Number of the round in which the sub-query was dispatched; 0 if the agent has no sub-query.
     """
     execution: Execution | None = None
-    """The agent's execution of the sub-query; None for other roles, and while the agent is still
-    working.
+    """The record of the agent's work on the sub-query; None for an agent without a sub-query, and
+    while the agent is still working.
     """
     conversation: Conversation | None = None
     """The agent's conversation with its model; None if unknown."""
@@ -135,7 +135,7 @@ class Agents:
         return sorted({execution.executor for execution in executions if execution} - {""})
 
     def lane(self, agent: AgentId) -> Lane:
-        """Return the lane of an agent, given one of `ids`."""
+        """Return the lane of `agent`, which must be one of `ids`."""
         _, execution, conversation = self._works.get(agent, (agent, None, None))
         dispatched = self._dispatch_of(agent)
         source = execution or dispatched
