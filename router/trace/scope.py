@@ -75,6 +75,6 @@ def no_index(name: str) -> IndexNotFound:
     same error for both, so that nobody learns the names of other tenants' indexes.
     """
     return IndexNotFound(
-        f"index {name[:64]!r}: there is no such index that you may use; leave it out to search all "
+        f"index {name[:64]!r}: does not exist, or you may not use it; leave it out to search all "
         "of your indexes, or ask the operator for access."
     )

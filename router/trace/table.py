@@ -191,7 +191,7 @@ class Row(Frozen, gc=False):
     key: RowKey
     cells: tuple[Cell, ...]
     found_by: tuple[Ask, ...]
-    """The discoveries whose reports name the row, by rank."""
+    """The asks for new rows (discoveries) whose reports name this row, sorted by `Ask.rank`."""
     aliases: tuple[RowKey, ...] = ()
     """Other keys under which asks and reports name this row."""
     given: bool = False

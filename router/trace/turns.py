@@ -47,8 +47,8 @@ class AgentId(NamedTuple):
         return "-".join(str(part) for part in self if part not in ("", None))
 
     def within(self, lead: "AgentId") -> "AgentId":
-        """Return this agent's identity within the run. `lead`: the agent that dispatched it, that
-        is the delegator or a manager.
+        """Return the identity within the run of an agent that `lead` dispatched. `lead`: the
+        delegator or a manager. In `self`, `sub_query_index` counts only the sub-queries of `lead`.
         """
         if lead.sub_query_index is None:
             return self
@@ -84,8 +84,8 @@ class AgentWork(NamedTuple):
 _Searches = tuple[SearchRecord, ...]
 _Changed = tuple[Conversation | None, _Searches]
 _Change = Callable[[AgentWork, _Searches], _Changed]
-"""Function that takes an agent's work and searches. It returns a conversation and searches to put
-in their place.
+"""Function that takes an agent's work and searches. It returns the conversation and the searches
+that replace those of the agent.
 """
 _Led = TypeVar("_Led", bound=Trajectory | TableRun)
 
@@ -183,8 +183,8 @@ class Searched(Frozen, array_like=True, tag=2):
 
 
 class Decided(Frozen, array_like=True, tag=3):
-    """Record that a delegator's turn has ended. Work that was started early on sub-queries with the
-    number `below` or higher is discarded.
+    """Record that a delegator's turn has ended. Executors may have started on sub-queries before
+    that. Their work on sub-queries with the number `below` or higher is discarded.
     """
 
     below: int

@@ -237,8 +237,8 @@ class AnswerDelta(Frozen, gc=False, tag=True):
     """
 
     kept_chars: int
-    """Number of characters to keep at the start of the answer so far. Usually these are all. After
-    a failed call was repeated, it may be fewer: the rest of the answer is replaced.
+    """Number of characters to keep at the start of the answer so far. Usually, all characters are
+    kept. If a failed call was repeated, fewer may be kept; the rest of the answer is replaced.
     """
     text: str
     """Text to append to the kept characters."""
