@@ -167,8 +167,8 @@ class ContextWindow:
         self.messages = (Message("system", f"{system.content}\n\n{text}".strip()), *others)
 
     def named(self, name: str) -> str | None:
-        """Return the name of the document that the model calls `name`, by its name or its title.
-        Return None if no search has found a passage of such a document.
+        """Return the name of the document whose name or title the model wrote as `name`. Return
+        None if no search has found a passage of that document.
         """
         for search in self.searches:
             for passage in search.passages if search.call is UNSET else ():

@@ -26,8 +26,8 @@ EXECUTOR = Form(
 
 
 class Executes(Protocol):
-    """Protocol of everything that works on a sub-query and returns an execution: an executor,
-    managers, or a report cache.
+    """Protocol of everything that works on a sub-query and returns an `Execution`, the record of
+    that work. An executor, managers and a report cache implement it.
     """
 
     @property

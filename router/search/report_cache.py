@@ -25,7 +25,7 @@ _MAX_REPORTS = 10_000
 
 
 class Versioned(Executes, Protocol):
-    """An executor of which several versions may be in service."""
+    """An executor that may have several versions in service at the same time."""
 
     def serving(self, context: RunContext) -> str:
         """Return the name of the executor version that works in the run of `context`."""

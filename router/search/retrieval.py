@@ -87,7 +87,7 @@ class WatchedRetriever:
     """The retriever that is probed, and that searches."""
     readiness: Readiness
     source: str = "retrieval"
-    """Name of the retriever in the gateway's readiness, such as `retrieval`."""
+    """Name under which the retriever reports to `readiness`, such as `retrieval`."""
     _doubt: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property
