@@ -36,7 +36,7 @@ class Build(Frozen):
 
     state: BuildState
     documents: Sequence[UploadedDocument]
-    """All stored documents, by name."""
+    """All stored documents, sorted by name."""
     up_to_date: bool
     """True if searches find all stored documents, except skipped ones, and no deleted document."""
     indexed: int = 0
