@@ -78,9 +78,9 @@ def from_proto(
     `given`, or else from the message's field with the same name. Nested messages are converted,
     too.
 
-    If a field is absent or is an unspecified enum value, its attribute keeps the default. If there
-    is no default, the attribute is None. If its type is a struct, it is converted from an empty
-    message instead. `at`: see `enum_field`.
+    If a field is absent or is an unspecified enum value, its attribute keeps the default. Without a
+    default, the attribute becomes None, or if its type is a struct, a struct that is converted from
+    an empty message. `at`: see `enum_field`.
     """
     for field in request.DESCRIPTOR.fields:
         name = field.name

@@ -59,7 +59,7 @@ class EventsToProto:
         self._state = TableEvents(earlier)
 
     async def one(self, number: int, event: Event) -> Any:
-        """Return the message for the event with this number."""
+        """Return the stream's message for `event`. `number`: the event's number in the run."""
         if isinstance(event, Reported) and event.execution:
             return await unblocked(event.execution, self._to_proto, number, event)
         return self._to_proto(number, event)

@@ -198,7 +198,7 @@ async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
 async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) -> Any:
     """Read the body of a request, within `within_s` seconds, and return it as a `ChatRequest`.
     `kind`: the type of the body. Raises `BadRequest` for an invalid body, and aiohttp's
-    exceptions for the HTTP statuses 408 (too slow) and 415 (not JSON).
+    exceptions for the HTTP statuses 408 (too slow), 413 (too large) and 415 (not JSON).
     """
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(

@@ -89,7 +89,7 @@ class TablePages:
         kind = request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(
-                text="The run has no stored table, or the format is not md, csv, xlsx or json."
+                text="The run stores no table, or the format is unknown; use md, csv, xlsx or json."
             )
         sources = "sources" in request.query
         excluded = "excluded" in request.query
@@ -148,6 +148,6 @@ def number(text: str) -> int:
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise BadRequest(
-            f"{text[:20]!r} is not the number of a row, column or agent (1 to 9 digits)."
+            f"{text[:20]!r} is not the number of a row, column or agent; write 1 to 9 digits."
         )
     return int(text)
