@@ -223,7 +223,9 @@ class UsageSums(Frozen, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
-    """None if no attempt reported a count."""
+    """Prompt tokens from the engines' caches; None if no attempt reported a count. The same applies
+    to `reasoning_tokens`.
+    """
     reasoning_tokens: int | None = None
     wasted_tokens: int = 0
     nano_usd: int | None = None

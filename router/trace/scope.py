@@ -20,13 +20,13 @@ class DocumentFilter(Frozen, forbid_unknown_fields=True):
     author: str = ""
     """Text that the author's name contains; upper and lower case are not distinguished."""
     from_date: str = ""
-    """Earliest date: 2026, 2026-11 or 2026-11-21."""
+    """Earliest date of the document, in the form 2026, 2026-11 or 2026-11-21."""
     to_date: str = ""
-    """Latest date; 2026-11 includes all of November."""
+    """Latest date of the document, in the same form; 2026-11 includes all of November."""
     path_prefix: str = ""
-    """Beginning of the path."""
+    """Text with which the document's path begins."""
     tags: tuple[str, ...] = ()
-    """Tags. A document must have all of them."""
+    """Tags, all of which the document must have."""
 
     def admits(
         self,

@@ -228,7 +228,9 @@ class Reported(Frozen, gc=False, tag=True):
     index: int
     """The number of the sub-query."""
     execution: Execution | None
-    """None in the events of a stored run, because the run's result contains the execution."""
+    """The record of the work. None in the events of a stored run, because the run's result contains
+    this record.
+    """
 
 
 class AnswerDelta(Frozen, gc=False, tag=True):
@@ -263,7 +265,9 @@ class RowChanged(Frozen, gc=False, tag=True):
 
     key: RowKey
     row: Row | None
-    """None in the events of a stored run, because the row can be computed from the run's result."""
+    """The row after the change. None in the events of a stored run, because the row can be computed
+    from the run's result.
+    """
 
 
 Event = (
@@ -351,7 +355,7 @@ class Condensing(Frozen):
     asked the user a question instead, or if the model's output was malformed.
     """
     conversation: Conversation | None = None
-    """The calls that wrote `question`."""
+    """The condenser's conversation with its model, in which `question` was written."""
 
 
 class Trajectory(Frozen, tag=True):
