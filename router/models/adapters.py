@@ -74,7 +74,7 @@ class Adapters:
                 return status == 200
         except (aiohttp.ClientError, TimeoutError, *JSON_ERRORS) as error:
             raise UpstreamUnavailable(
-                f"adapter {name} was not loaded ({type(error).__name__}); is the engine running?",
+                f"adapter {name} was not loaded ({type(error).__name__}); check the engine",
                 endpoint=self._base_url,
                 role="engine",
             ) from error
