@@ -224,7 +224,7 @@ _UNKNOWN = (
 
 
 def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> tuple[str, Key]:
-    """Create a key. Return its text, which the user sends, and the `Key` that is stored.
+    """Create a key. Return the text that its user sends, and the `Key` to store.
 
     `tenant`: None for an operator's key. Raises `BadRequest` if the tenant's name is reserved.
     """

@@ -121,7 +121,7 @@ class PromptCounts:
 _MAX_FAILURES = 5
 """Number of consecutive failed attempts after which a role counts as failing. A circuit breaker
 opens after the same number. A role has its own count, because the breaker of an endpoint also
-counts the calls of other roles, which may succeed in between.
+counts the calls of other roles. These calls may succeed in between.
 """
 _FAILING_S = 2.0
 """Seconds that a role's attempts must keep failing before the role counts as failing."""

@@ -95,8 +95,8 @@ class Endpoint:
         self.outstanding_tokens = 0
         """Estimated prompt and output tokens of the calls under way."""
         self.unstopped = False
-        """True if the endpoint applies stop strings to the model's reasoning too, which cuts the
-        reasoning off. Such an endpoint is sent no stop strings.
+        """True if the endpoint also looks for stop strings in the model's reasoning, and so cuts
+        the reasoning off. Such an endpoint is sent no stop strings.
         """
 
     @contextmanager
