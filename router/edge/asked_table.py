@@ -41,8 +41,8 @@ a column alone does not identify a row.
 """
 _MAX_PLACES = 8
 _MAX_LIST_CHARS = 4000
-"""Max number of places in a question at which column names are looked for, and max characters that
-are read at each place. With these limits, the time is linear in the question's length.
+"""Column names are looked for at no more than `_MAX_PLACES` places of a question. At each place, no
+more than `_MAX_LIST_CHARS` characters are read. So the time is linear in the question's length.
 """
 _MAX_COLUMNS_CHARS = 40_000
 """Max characters of all listed columns together, because they are parsed on the event loop."""

@@ -142,7 +142,7 @@ names or the output of engines. `{who}` is replaced by the model or the retrieva
 
 
 class Failure(Frozen):
-    """The failure of a request in the form that is sent to the client."""
+    """The failure of a request, as it is sent to the client."""
 
     code: int
     """Status code, a number of `google.rpc.Code`."""

@@ -230,8 +230,8 @@ def usage_of(spent: list[RoleTotal], read: str, written: str) -> dict[str, Any] 
     """Return the field `usage` of a reply, summed over all roles. Return None if no engine reported
     its usage. Counts that no engine reported are null.
 
-    `read`, `written`: beginnings of the fields' names for the tokens that models read and wrote,
-    such as `prompt` and `completion`.
+    `read`, `written`: first words in the names of the fields; `prompt` and `completion`, or `input`
+    and `output`.
     """
     sums = UsageSums(**added([UsageSums(), *spent]))
     if sums.attempts and sums.attempts == sums.attempts_without_usage:

@@ -58,8 +58,8 @@ class RunPages:
         """Add the pages to `site`.
 
         `retriever`: searches the documents for a right answer that the run did not find; None to
-        omit this search. `files_not_read`: function that returns the numbers of files that could
-        not be read into the default index, by file suffix; None if they are unknown.
+        omit this search. `files_not_read`: function that counts, by file suffix, the files
+        that could not be read into the default index; it returns None if the counts are unknown.
         """
         self._files_not_read = files_not_read
         self._site = site

@@ -56,7 +56,7 @@ class Lane(Frozen, gc=False):
     conversation: Conversation | None = None
     """The agent's conversation with its model; None if unknown."""
     place: tuple[int, ...] = ()
-    """Sort key of the group of lanes to which the lane belongs. A manager and its workers are a
+    """Sort key of the lane's group. A manager and its workers are a
     group. In a table, the agents that work on the same row are a group, and so are the agents that
     discover rows.
     """
@@ -130,7 +130,7 @@ class Agents:
 
     @property
     def executors(self) -> list[str]:
-        """Versions of the executors whose work is known, sorted."""
+        """Names of the executor versions in the run, sorted, as far as their work is known."""
         executions = (work.execution for work in self._works.values())
         return sorted({execution.executor for execution in executions if execution} - {""})
 
