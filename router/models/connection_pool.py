@@ -61,7 +61,7 @@ class ReplyReader(Protocol):
     @property
     def patient(self) -> bool:
         """Whether the reader accepts a short delay of the body. If so, the connection may pass
-        several pieces on in one call, which takes less CPU time.
+        several pieces on in one call, to save CPU time.
         """
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:

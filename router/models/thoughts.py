@@ -211,7 +211,7 @@ class Thoughts:
         return "".join(self._texts), "".join(self._thoughts)
 
     def _end_of_marks(self, window: str) -> int:
-        """Return the position in `window` from which brackets are no longer read as marks."""
+        """Return the position in `window` up to which brackets are read as marks."""
         left = max(0, _MAX_BRACKETS - self._brackets)
         if len(window) <= left or _brackets(window) <= left:
             return len(window)
