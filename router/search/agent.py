@@ -193,8 +193,8 @@ class ContextWindow:
             pass
 
     def drop(self) -> bool:
-        """Remove one passage from the messages: the lowest-ranked passage of the latest search that
-        still shows any. Return False if no passage is left.
+        """Take the latest search that still shows passages, and remove its lowest-ranked passage
+        from the messages. Return False if no passage is left.
         """
         for number, search in reversed(list(enumerate(self.searches))):
             if search.shown:

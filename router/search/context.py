@@ -27,7 +27,7 @@ class Draft:
 
     result: Result | None = None
     condensing: Condensing | None = None
-    """Record of the condenser, which rewrote the question so that it can be understood without the
+    """Record of how the question was rewritten, so that it can be understood without the
     conversation before it. None if the question was not rewritten.
     """
 

@@ -56,9 +56,9 @@ class Manager(Frozen):
         return max(self.delegator.role.sampling.max_tokens, self.workers.report_tokens)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Work on `sub_query`, whose number in the run is `index`, and return the execution with
-        the manager's report. Errors are handled as in `Executor.run`. If time or budget run out,
-        the report joins the workers' reports so far.
+        """Work on `sub_query`, and return the execution with the manager's report. `index`: the
+        number of the sub-query in the run. Errors are handled as in `Executor.run`. If time or
+        budget run out, the report joins the workers' reports so far.
         """
         # The workers are the executors of the nested search, which has no answerer.
         search = FactorizedSearch(

@@ -72,8 +72,8 @@ class _Flight:
     shared: _Shared | None = None
     """The leader's execution, once it has a report."""
     over: bool = False
-    """True once the leader has reported, or has failed for a reason that does not depend on its
-    run. False if its run was cancelled, or ran out of time or budget, so that another run can lead.
+    """True once the leader has ended its work, with or without a report. Exception: False if the
+    leader's run was cancelled, or ran out of time or budget; then another run can lead.
     """
 
 

@@ -59,9 +59,7 @@ an argument of `IndexRetriever.search`, because only a retriever with a reranker
 
 
 class Reranked(list[Passage]):
-    """List of the passages for one query, with the record of the reranker call that was made to
-    order them.
-    """
+    """List of the passages for one query, with the record of the reranker's call for this query."""
 
     def __init__(self, passages: list[Passage], reranking: Reranking) -> None:
         super().__init__(passages)
