@@ -73,11 +73,11 @@ def agent_of(call: OpenedCall) -> AgentId:
 
 
 class AgentWork(NamedTuple):
-    """An agent of a run, with its execution and its conversation."""
+    """An agent of a run, with the record of its work on a sub-query, and its conversation."""
 
     agent: AgentId
     execution: Execution | None
-    """The agent's execution; None for the delegator and the answerer."""
+    """The record of the work on the agent's sub-query; None for the delegator and the answerer."""
     conversation: Conversation | None
 
 
@@ -91,8 +91,8 @@ _Led = TypeVar("_Led", bound=Trajectory | TableRun)
 
 
 def work_of(run: Run) -> list[AgentWork]:
-    """Return all agents of a run whose work is known, including the workers of managers. An agent
-    comes before the agents that it dispatched.
+    """Return the agents of a run, including the workers of managers, as far as their work is known.
+    An agent comes before the agents that it dispatched.
     """
     works = list[AgentWork]()
 
@@ -167,9 +167,7 @@ class Turn(Frozen, array_like=True, tag=1):
 
     agent: AgentId
     kept: int
-    """Number of messages at the start of the prompt that are also at the start of the agent's
-    previous prompt.
-    """
+    """Number of messages with which both this prompt and the agent's previous prompt begin."""
     messages: tuple[Message, ...]
     """The other messages of the prompt."""
     output: Completion
