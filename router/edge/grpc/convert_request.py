@@ -38,8 +38,8 @@ _LARGEST_FILTER = 4096
 """Max bytes of a filter of documents."""
 _MAX_STOPS = 16
 _LONGEST_STOP = 256
-"""Max number of stop strings in a request, and max characters of each. OpenAI's API allows four
-stop strings.
+"""`_MAX_STOPS`: max number of stop strings in a request; OpenAI's API allows four. `_LONGEST_STOP`:
+max characters of a stop string.
 """
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
 Value = TypeVar("Value", bound=msgspec.Struct)

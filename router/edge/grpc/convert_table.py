@@ -39,8 +39,8 @@ def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableReques
 
 _MAX_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 20
-"""Max bytes of all rows in one message, and max bytes of a single row. A message is built and sent
-in one step of the event loop, so larger messages would block the loop.
+"""`_MAX_BYTES`: max bytes of all rows in one message. `_MAX_ROW_BYTES`: max bytes of a single row.
+A message is built and sent in one step of the event loop, so larger messages would block the loop.
 """
 
 

@@ -41,8 +41,8 @@ _FORM = web.RequestKey("form", dict[str, str])
 _ENCODING = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 16
 _MAX_BYTES = 1 << 17
-"""Max fields and max bytes of a form. They are low, because a form is read before the caller is
-identified.
+"""`_MAX_FIELDS`: max number of fields in a form. `_MAX_BYTES`: max bytes of a form. Both limits are
+low, because a form is read before the caller is identified.
 """
 _EXPIRED = "This form belongs to another session; go back, reload the page and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -20,7 +20,7 @@ from router.trace import Run
 
 _PAGE_ROWS = 100
 _PAGE_CELLS = 2000
-"""Max rows, and approximate max number of cells, that one page shows."""
+"""`_PAGE_ROWS`: max rows on a page. `_PAGE_CELLS`: approximate max number of cells on a page."""
 _TYPES = {
     "md": "text/markdown",
     "csv": "text/csv",
