@@ -33,7 +33,7 @@ def caller() -> Identity:
 
 
 CLOCK_SKEW_S = 10.0
-"""Max difference between the clocks of gateways that share a store, in seconds."""
+"""Assumed max difference between the clocks of gateways that share a store, in seconds."""
 
 
 class Tenant(Frozen):
@@ -81,7 +81,7 @@ class Key(Frozen):
     """Unix time, seconds."""
     revoked_at: float | None = None
     """Unix time from which the key is refused; in the future for a key that will expire. None for a
-    key that does not expire.
+    key that was not revoked and does not expire.
     """
     requests_per_minute: int | None = None
     """Max number of requests with the key in a calendar minute; None for no limit."""
@@ -121,7 +121,7 @@ class QuotaUse(Frozen):
 
     @property
     def key(self) -> tuple[str, str, str, int]:
-        """All fields except `used`; they identify a warning about the quota."""
+        """Identity of a warning about this quota: all fields except `used`."""
         return self.tenant, self.quota, self.period, self.limit
 
     @property
@@ -224,7 +224,7 @@ _UNKNOWN = (
 
 
 def new_key(tenant: str | None, scopes: Iterable[KeyScope], label: str = "") -> tuple[str, Key]:
-    """Create a key. Return its text, which the user sends, and the `Key` that is stored.
+    """Create a key. Return the text that its user sends, and the `Key` to store.
 
     `tenant`: None for an operator's key. Raises `BadRequest` if the tenant's name is reserved.
     """

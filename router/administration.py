@@ -34,8 +34,8 @@ LIMITS = tuple(name for name in SETTINGS if name not in ("redact", "training", "
 KEY_LIMITS = "requests_per_minute", "tokens_per_minute"
 """Names of the limits of a key."""
 MAX_LIMIT = 2 * 10**16
-"""Max value of a limit: a number of requests, runs or tokens, or of billionths of a dollar (then it
-is twenty million dollars). Sums up to this value fit into the integers of the database.
+"""Max value of a limit, in requests, runs, tokens, or billionths of a dollar (20 million dollars).
+Sums up to this value fit into the integers of the database.
 """
 NANO = 1_000_000_000
 _LONGEST_LABEL = 200
@@ -46,7 +46,7 @@ _LAST_TIME = 253_370_764_800.0
 
 
 class CreatedKey(NamedTuple):
-    """A new key with its text, which is not stored and so cannot be shown again."""
+    """A new key, and its text. The text is not stored, so it cannot be shown again."""
 
     text: str
     key: Key
@@ -73,11 +73,11 @@ class Auditor(Frozen):
         tenant: str | None = None,
         **known: object,
     ) -> T:
-        """Await `work`, which carries out an administrative act on `target`, and return its result.
-        Log the act as `admin.ACT`, with the identifier of the caller's key. The act is completed
-        and logged even if the request is cancelled meanwhile, for instance because it revokes its
-        own key. If `work` raises an error, the error is written to the audit log, and nothing to
-        the gateway's log.
+        """Carry out an administrative act on `target`: await `work`, and return the result of
+        `work`. Log the act as `admin.ACT`, with the identifier of the caller's key. The act is
+        completed and logged even if the request is cancelled meanwhile, for instance because the
+        act revokes the key of the request. If `work` raises an error, the error is written to the
+        audit log only, not to the gateway's log.
 
         `tenant`: the tenant that the act is about. `known`: the values that the act sets.
         """
@@ -199,7 +199,7 @@ class Administration:
         return CreatedKey(text, key, replaced=replaced)
 
     async def expire_key(self, key_id: str, at: float | None) -> Key:
-        """Let a key expire at the Unix time `at`, or never if it is None, and return the key.
+        """Let a key expire at the Unix time `at`, or never if `at` is None. Return the key.
         Raises `KeyNotFound`, and `BadRequest` for a key that has ended or a time that is not in the
         future.
         """
@@ -233,7 +233,7 @@ class Administration:
         return revoked or known, all(key.ended for key in keys)
 
     async def tenants(self) -> list[Tenant]:
-        """Return all tenants by name, after the tenant `default`, which always exists."""
+        """Return all tenants: first `default`, which always exists, then the others by name."""
         return list((await self._tenants()).values())
 
     async def _tenants(self) -> dict[str, Tenant]:
@@ -259,8 +259,8 @@ class Administration:
         self, name: str, changes: Mapping[str, Any], *, create: bool = True
     ) -> tuple[Tenant, Sequence[str]]:
         """Change settings of a tenant, or create the tenant. Return the tenant. If a limit in
-        dollars was set, also return the models without a known price, because calls of them are
-        refused from now on.
+        dollars was set, also return the models without a known price, because the tenant's
+        calls of these models are refused from now on.
 
         `changes`: new values by the name of the setting; empty `indexes` mean the default index.
         `create`: False to raise `TenantNotFound` for a tenant that does not exist. Raises
@@ -319,8 +319,8 @@ class Administration:
         successor: Key | None = None,
         **known: object,
     ) -> Key:
-        """Change a key as the act `act` (see `Auditor.act` and `Accounts.change_key`). Raises
-        `BadRequest` for a key that has ended.
+        """Change a key, and log the change as the administrative act `act`. For the parameters, see
+        `Accounts.change_key` and `Auditor.act`. Raises `BadRequest` for a key that has ended.
         """
 
         async def change() -> Key:
@@ -337,7 +337,7 @@ class Administration:
 def limit_from_text(text: str, *, in_dollars: bool) -> int | None:
     """Parse a limit that a user has typed. `in_dollars`: True for dollars, which are returned in
     billionths of a dollar; False for a whole number. Return None for "none", that is, no limit.
-    Raises `BadRequest`.
+    Raises `BadRequest` for any other text.
     """
     if text == "none":
         return None

@@ -1,4 +1,4 @@
-"""Amounts of tokens and of money, and what remains of a limit on one of them."""
+"""Amounts of tokens and of money, and the rest of a limit on tokens or on money."""
 
 from typing import Literal
 
@@ -36,8 +36,8 @@ class Remaining(Frozen):
         return (getattr(amount, self.of) or 0) <= self.count
 
     def against(self, amount: Amount) -> str:
-        """Return a phrase for an error message that states how much is left and how much `amount`
-        needs. A negative rest is stated as 0.
+        """Return a phrase for an error message, such as `5 tokens are left, and 8 tokens are
+        needed`. `amount`: the amount that is needed. A negative rest is stated as 0.
         """
         needed = getattr(amount, self.of)
         needs = f", and {self._shown(needed)} are needed" if needed else ""

@@ -25,8 +25,8 @@ def loop_time() -> float:
 
 @asynccontextmanager
 async def at_most(seconds: float) -> AsyncIterator[None]:
-    """Cancel the body of the `async with` statement after `seconds` seconds, and continue after it
-    without an error.
+    """Cancel the body of the `async with` statement after `seconds` seconds. No error is raised;
+    the program continues after the statement.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):

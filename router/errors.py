@@ -11,7 +11,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
 ├── BadDocument                a file cannot be read as a document
 │   └── DocumentTooLarge       reading it exceeds the limits on time, memory or text
 ├── BadVersion                 an executor version is incomplete, damaged, or does not fit
-├── NotFound                   no such run is stored, or it belongs to another tenant
+├── NotFound                   no run with this id is stored, or it belongs to another tenant
 │   ├── KeyNotFound            there is no API key with this identifier
 │   ├── TenantNotFound         there is no tenant of this name
 │   ├── IndexNotFound          there is no index of this name that the caller may use
@@ -49,8 +49,8 @@ import msgspec
 from router.amount import Remaining
 
 JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
-"""Exceptions that decoding untrusted JSON can raise: `RecursionError` if it is nested too deeply,
-`UnicodeError` if a text contains half a surrogate pair, and `DecodeError` for other faults.
+"""Exceptions that decoding untrusted JSON can raise: `RecursionError` if the JSON is nested too
+deeply, `UnicodeError` if a text contains half a surrogate pair, and `DecodeError` for other faults.
 """
 
 
@@ -178,21 +178,21 @@ class BudgetExhausted(RolegateError):
     """The rest of the request's budget is too small for the next model call."""
 
     contended: bool = False
-    """True if the amount would fit without the reservations for calls that are under way. Then it
-    may help to wait until these calls have ended.
+    """True if the next call would fit without the reservations for calls that are under way. Then
+    it may help to wait until these calls have ended.
     """
     left: Remaining | None = None
-    """The rest of the limit. A call with a smaller output limit may fit into it. None if a smaller
-    call would be refused too. For a limit per minute, `left` is the whole limit if the call is
-    larger than that. If the call fits into the whole limit, it can wait for the next minute, and
-    `left` is None.
+    """The rest of the limit, if a call with a smaller output limit may fit into it; None if a
+    smaller call would be refused too. Limits per minute differ: a call that exceeds the whole limit
+    gets the whole limit as `left`. A smaller call gets None, because it can wait for the next
+    minute.
     """
 
 
 @_with_fields
 class QuotaExhausted(BudgetExhausted):
-    """Too little is left of a quota of the tenant or the key for the current minute, day or month,
-    or the tenant has too many runs under way.
+    """The tenant or the key has too little left of a quota for the current minute, day or month, or
+    the tenant has too many runs under way.
     """
 
     retry_after_s: float

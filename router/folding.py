@@ -75,8 +75,8 @@ def sought(value: str) -> str:
 
 
 def is_east_asian(text: str) -> bool:
-    """Return whether a text has characters of a script without spaces between words, of Korean, or
-    of full width.
+    """Return whether a text has full-width characters, or characters of Korean or of a script
+    without spaces between words.
     """
     return not text.isascii() and _EAST_ASIAN.search(text) is not None
 

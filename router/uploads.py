@@ -24,7 +24,7 @@ class UploadedDocument(Frozen):
     """Unix time, seconds."""
     state: DocumentState = "waiting"
     passages: int = 0
-    """Number of its passages in the index."""
+    """Number of the document's passages in the index."""
     not_read: str = ""
     """Why the document was not read, or which of its parts were not read; empty if it was read
     completely.
@@ -36,7 +36,7 @@ class Build(Frozen):
 
     state: BuildState
     documents: Sequence[UploadedDocument]
-    """All stored documents, by name."""
+    """All stored documents, sorted by name."""
     up_to_date: bool
     """True if searches find all stored documents, except skipped ones, and no deleted document."""
     indexed: int = 0
@@ -70,13 +70,14 @@ class Uploads(Protocol):
         *,
         wait: bool = False,
     ) -> UploadedDocument:
-        """Store a document, and return it when it is on disk. It replaces a document of the same
-        name. If `content` raises an error, or the task is cancelled before all of `content` is
-        stored, nothing changes.
+        """Store a document, and return its description once the document is on disk. A document of
+        the same name is replaced. If `content` raises an error, or the task is cancelled before all
+        of `content` is stored, nothing changes.
 
         `size`: bytes of the whole `content`; if it has more or fewer, `BadRequest` is raised.
         `wait`: whether to return only when a build has read the document, or has failed. Raises
-        `DocumentTooLarge`, and `UploadsFull` if the tenant's limits are reached.
+        `DocumentTooLarge` if the document exceeds the size limit, and `UploadsFull` if it exceeds
+        one of the tenant's limits.
         """
 
     async def delete(self, tenant: str, name: str) -> None:

@@ -2,7 +2,7 @@
 attempt, and retries after failures.
 
 Before each attempt, its max cost is reserved from the budget. This cost depends on the number of
-prompt tokens. First, an upper bound of this number is computed from the prompt's bytes, which takes
+prompt tokens. First, an upper bound of this number is computed from the prompt's bytes. This takes
 almost no time. If the budget is too small for the bound, the tokens are counted. If the budget is
 still too small, the output limit of the attempt is lowered.
 
@@ -54,7 +54,7 @@ tokens, and for a quarter (1 / `_MIN_SHARE`) of the role's output limit. See `mi
 BYTES_PER_TOKEN = 4
 """Typical number of bytes of a token; precise enough to compare the load of replicas."""
 _PROBE_S = 5.0
-"""Max seconds until the first token of a probe, which is a call to an endpoint whose circuit
+"""Max seconds until the first token of a probe. A probe is a call to an endpoint whose circuit
 breaker is not closed. Applies only if the model has other replicas.
 """
 OnText = Callable[[], Callable[[str], None]]
@@ -77,7 +77,9 @@ class Attempts:
     replica; in a ledger row, it names the replica that was called.
     """
     purpose: Purpose
-    """Purpose of the first attempt in the ledger."""
+    """Purpose in the ledger row of the first attempt. Further attempts have the purpose `retry`,
+    except if this purpose is `condense`.
+    """
     replicas: tuple[Replica, ...]
     timeouts: Timeouts
     health: RoleHealth
@@ -102,7 +104,7 @@ class Attempts:
     attempt within the reasoning.
     """
     _failed: set[str] = field(default_factory=set, init=False)
-    """Deployments at which an attempt failed."""
+    """Names of the replicas (`Replica.deployment`) at which an attempt failed."""
 
     async def completion(self) -> Completion:
         """Return the output of the first attempt that succeeds.
@@ -332,8 +334,8 @@ async def prompt_tokens(model: Model, prompt: Prompt, counts: PromptCounts) -> i
 
 
 def min_output_tokens(max_tokens: int) -> int:
-    """Return the smallest output limit with which a call is made when the budget is short, for a
-    role whose output limit is `max_tokens`.
+    """Return the smallest output limit, in tokens, that a call may get when the budget is short.
+    `max_tokens`: the output limit of the role.
     """
     return min(max_tokens, max(_MIN_TOKENS, max_tokens // _MIN_SHARE))
 
@@ -369,7 +371,7 @@ async def affordable(
 
 
 def _silent(attempt: Attempt | None, timeouts: Timeouts) -> bool:
-    """Return whether an attempt has waited for its first token for at least half of the timeout."""
+    """Return whether half of the timeout for the first token has passed without that token."""
     if attempt is None or attempt.first_token_s is not None:
         return False
     return attempt.duration_s >= timeouts.first_token_s / 2

@@ -66,7 +66,7 @@ class Readiness:
 
     @property
     def parts(self) -> dict[str, bool]:
-        """Whether each component is up, by name, for all components that were reported so far."""
+        """All components that were reported so far, by name; True for a component that is up."""
         return {source: why is None for source, (_, why) in self._parts.items()}
 
     async def changes(self) -> AsyncIterator[None]:

@@ -67,9 +67,9 @@ def prompt_bound(messages: Iterable[Message]) -> int:
 def _max_bytes(text: str) -> int:
     """Return an upper bound of the bytes of a text in UTF-8, in any of Unicode's normal forms.
 
-    The bound is the sum over the characters in their longest forms, because composing characters
-    never makes them longer. The text is not normalized as a whole, as that would take quadratic
-    time for long runs of combining marks.
+    The bound is the sum of the bytes of each character's longest form. It holds because composing
+    characters never makes them longer. The text is not normalized as a whole, as that would take
+    quadratic time for long runs of combining marks.
     """
     if text.isascii():
         return len(text)
@@ -121,7 +121,7 @@ class PromptCounts:
 _MAX_FAILURES = 5
 """Number of consecutive failed attempts after which a role counts as failing. A circuit breaker
 opens after the same number. A role has its own count, because the breaker of an endpoint also
-counts the calls of other roles, which may succeed in between.
+counts the calls of other roles. These calls may succeed in between.
 """
 _FAILING_S = 2.0
 """Seconds that a role's attempts must keep failing before the role counts as failing."""

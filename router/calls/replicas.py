@@ -95,8 +95,8 @@ class Endpoint:
         self.outstanding_tokens = 0
         """Estimated prompt and output tokens of the calls under way."""
         self.unstopped = False
-        """True if the endpoint applies stop strings to the model's reasoning too, which cuts the
-        reasoning off. Such an endpoint is sent no stop strings.
+        """True if the endpoint also looks for stop strings in the model's reasoning, and so cuts
+        the reasoning off. Such an endpoint is sent no stop strings.
         """
 
     @contextmanager
@@ -172,10 +172,10 @@ def choose(
     the same key begin alike, so the prefix cache of the home already holds their beginning.
 
     `stay`: True to choose the home, however busy it is. Otherwise the replica with the fewest
-    outstanding tokens is chosen. For replicas other than the home, `prompt_tokens` are added,
-    because they would have to read the whole prompt. `avoid`: deployments that have just failed;
-    chosen only if no other replica works. Raises `UpstreamUnavailable` if no breaker lets a call
-    through.
+    outstanding tokens is chosen. Each replica except the home would have to read the whole prompt,
+    so `prompt_tokens` are added to its outstanding tokens. `avoid`: deployments that have just
+    failed; chosen only if no other replica works. Raises `UpstreamUnavailable` if no breaker lets a
+    call through.
     """
     working = [replica for replica in replicas if not replica.endpoint.breaker.wait_s]
     if not working:
@@ -228,7 +228,7 @@ class Upstreams:
         self.roles: dict[RoleName, RoleHealth] = {}
 
     def endpoint(self, deployment: str) -> Endpoint:
-        """Return the state of a deployment's endpoint, which the first call creates."""
+        """Return the state of a deployment's endpoint. The first call for it creates the state."""
         return self.endpoints.setdefault(deployment, Endpoint())
 
     def role(self, name: RoleName, max_in_flight: int | None) -> RoleHealth:

@@ -181,9 +181,9 @@ class Role:
         )
 
     async def min_cost(self, text: str, turns: int = 1) -> Amount:
-        """Return an estimate of the min cost of a conversation of `turns` turns that begins with
-        `text`: each turn reads the prompt, and only the last turn writes an output, of
-        `min_output_tokens` tokens.
+        """Return an estimate of the min cost of a conversation that begins with `text` and has
+        `turns` turns. The estimate assumes that each turn reads the prompt, and that only the last
+        turn writes an output, of `min_output_tokens` tokens.
         """
         prompt = self._prompt(self.opening(text), (), None)
         usage = await self.model.count(prompt, "")

@@ -41,8 +41,8 @@ a column alone does not identify a row.
 """
 _MAX_PLACES = 8
 _MAX_LIST_CHARS = 4000
-"""Max number of places in a question at which column names are looked for, and max characters that
-are read at each place. With these limits, the time is linear in the question's length.
+"""Column names are looked for at no more than `_MAX_PLACES` places of a question. At each place, no
+more than `_MAX_LIST_CHARS` characters are read. So the time is linear in the question's length.
 """
 _MAX_COLUMNS_CHARS = 40_000
 """Max characters of all listed columns together, because they are parsed on the event loop."""
@@ -93,8 +93,9 @@ def asked_table(question: str, columns: str | Sequence[str] = ()) -> TableReques
 
 
 def keys_of(names: Sequence[str]) -> set[str]:
-    """Choose key columns for a table if its request marks none. Return the names of all columns up
-    to the first one that can identify a row alone, because its name does not match `_SHARED`.
+    """Choose the key columns of a table whose request marks none. Return the names of all columns
+    up to the first column whose name does not match `_SHARED`. That column is included; it can
+    identify a row alone.
     """
     last = next((at for at, name in enumerate(names) if not _SHARED.search(name)), 0)
     return set(names[: last + 1])

@@ -89,7 +89,7 @@ def host_of(text: str) -> str:
 
 
 def is_named(header: str, names: Collection[str]) -> bool:
-    """Return True if the host in a `Host` header is one of `names`, an IP address or `localhost`.
+    """Return True if the host in a `Host` header is in `names`, or is an IP address or `localhost`.
 
     IP addresses and `localhost` need not be listed, because an attacker cannot use them for DNS
     rebinding.

@@ -60,7 +60,8 @@ class CitedAnswer(Frozen):
     the prefix of the enum; `completed` for a completion.
     """
     answer: str
-    """The answer, the report's answer, the table in Markdown, or the completion."""
+    """Text of the result: an answer, the answer in a report, a table in Markdown, or a completion.
+    """
     citations: tuple[Citation, ...]
     """Sentences that support the answer, without duplicates."""
     results: tuple[SubAnswer, ...]

@@ -17,7 +17,7 @@ from router.trace.values import Planned, Reported, RowChanged, SubQueryDispatche
 
 
 class TableEvents:
-    """State of a run that fills a table, accumulated from the events of the run."""
+    """State of a table's run, accumulated from the run's events."""
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.columns: tuple[Column, ...] = ()
@@ -48,13 +48,13 @@ class TableEvents:
 
 
 class RunTable(Frozen, dict=True):
-    """The table of a run, with the asks (pieces of work) and executions of its sub-queries."""
+    """The table of a run, with the run's asks (pieces of work) and the work done on them."""
 
     table: Table
     asks: Sequence[Ask]
     """The ask of each sub-query, in the order of the sub-queries' numbers."""
     executions: Mapping[int, Execution]
-    """The ended executions by the numbers of their sub-queries."""
+    """The records of ended work on sub-queries, by the sub-queries' numbers."""
 
     @cached_property
     def completeness(self) -> Completeness:

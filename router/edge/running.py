@@ -24,9 +24,9 @@ class Running(Generic[Item, Result]):
     iterates over the items that the work emits. Leaving the context cancels the work and waits for
     its end.
 
-    It does not use a `TaskGroup`, because streams yield inside the context. If the work failed, a
-    task group would cancel the sending code, and the client would get CANCELLED instead of the
-    error (see PEP 789).
+    This class does not use a `TaskGroup`, because streams yield inside the context. If the work
+    failed, a task group would cancel the sending code, and the client would get CANCELLED instead
+    of the error (see PEP 789).
     """
 
     def __init__(

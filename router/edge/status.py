@@ -142,7 +142,7 @@ names or the output of engines. `{who}` is replaced by the model or the retrieva
 
 
 class Failure(Frozen):
-    """The failure of a request in the form that is sent to the client."""
+    """The failure of a request, as it is sent to the client."""
 
     code: int
     """Status code, a number of `google.rpc.Code`."""
@@ -268,9 +268,9 @@ def as_seen_by(run: Run, identity: Identity) -> Run:
 
 
 def _without_server_errors(value: Value) -> Value:
-    """Return a value without the error messages of tools and of the reranker, which may contain
-    paths, addresses or the output of a server. If there are none, return the same object, so that
-    caches with its `id` as the key still find it.
+    """Return a value without the error messages of tools and of the reranker. Such messages may
+    contain paths, addresses or the output of a server. If the value has none, return the same
+    object, so that caches with the object's `id` as the key still find it.
     """
     if isinstance(value, tuple):
         parts = [*map(_without_server_errors, value)]
@@ -292,7 +292,7 @@ def failure_of_run(run: Run, identity: Identity) -> Failure:
     """
     if run.status == "cancelled":
         return Failure(
-            code_pb2.CANCELLED, f"Run {run.id} was cancelled on request.", "RUN_CANCELLED"
+            code_pb2.CANCELLED, f"Run {run.id} was cancelled; send a new request.", "RUN_CANCELLED"
         )
     if run.status == "interrupted":
         return failure_of(errors.RunInterrupted.of(run.id))

@@ -74,7 +74,7 @@ class Adapters:
                 return status == 200
         except (aiohttp.ClientError, TimeoutError, *JSON_ERRORS) as error:
             raise UpstreamUnavailable(
-                f"adapter {name} was not loaded ({type(error).__name__}); is the engine running?",
+                f"adapter {name} was not loaded ({type(error).__name__}); check the engine",
                 endpoint=self._base_url,
                 role="engine",
             ) from error
@@ -96,7 +96,7 @@ class Adapters:
             return reply.status, await read_body(reply)
 
     async def names(self) -> list[str]:
-        """Return the names of the engine's adapters; an empty list if it cannot be reached."""
+        """Return the names of the engine's adapters; none if the engine cannot be reached."""
         with suppress(aiohttp.ClientError, TimeoutError, *JSON_ERRORS):
             async with asyncio.timeout(_TIMEOUT_S):
                 return [model.id for model in await self.served() if model.parent is not None]

@@ -54,14 +54,14 @@ class CertificateError(ConnectError):
 
 
 class ReplyReader(Protocol):
-    """Receiver of one reply, which gets the reply in pieces as they arrive. An error that one of
-    its methods raises ends the call and closes the connection.
+    """Receiver of one reply. It gets the reply in pieces, as they arrive. An error that one of the
+    receiver's methods raises ends the call and closes the connection.
     """
 
     @property
     def patient(self) -> bool:
         """Whether the reader accepts a short delay of the body. If so, the connection may pass
-        several pieces on in one call, which takes less CPU time.
+        several pieces on in one call, to save CPU time.
         """
 
     def begun(self, status: int, headers: Mapping[str, str]) -> None:
@@ -76,7 +76,7 @@ class Target:
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         """A user and password in `url` are sent as basic authentication. Raises
-        `aiohttp.InvalidURL`.
+        `aiohttp.InvalidURL` if `url` is not an HTTP or HTTPS address.
         """
         try:
             parsed = URL(url)
@@ -283,7 +283,7 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self.connection_lost, error)
         elif self._reader:
             ends_here = self._status and not self._chunked and "content-length" not in self._headers
-            message = f"the connection was closed before the reply ended: {error or 'EOF'}"
+            message = f"the connection was closed before the reply ended ({error or 'EOF'}); retry"
             self._end(None if ends_here and error is None else TransportError(message))
 
     def data_received(self, data: bytes) -> None:
@@ -295,8 +295,8 @@ class _Connection(asyncio.Protocol):
             self._parse()
 
     def _parse(self) -> None:
-        """Parse the next `_STEP` of the held bytes and pass the result to the reader. Schedule
-        another step if bytes are left.
+        """Parse at most `_STEP` of the held bytes, and pass the result to the reader. If bytes are
+        left, schedule another step.
         """
         if not self._held:
             return

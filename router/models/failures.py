@@ -253,8 +253,8 @@ class Upstream:
         """Return the error for a failure that the server reports in the body of a reply with status
         200.
 
-        `code` and `kind` are the failure's code and type, which are mapped to an HTTP status. If
-        both are unknown, the failure counts as an internal error of the server (status 500).
+        `code`, `kind`: code and type of the failure; an HTTP status is derived from them. If both
+        are unknown, the failure counts as an internal error of the server (status 500).
         """
         code = str(code)[:_LONGEST_NAME]
         named = _NAMED.search(f"{code} {str(kind)[:_LONGEST_NAME]}")
@@ -266,9 +266,9 @@ class Upstream:
         return self.from_status(status, text)
 
     def moved(self, status: int, target: str) -> UpstreamRefused:
-        """Return the error for a redirect to `target` that is not followed. Only one redirect per
-        call is followed, and only to the same origin, so that no other server gets the prompt and
-        the key.
+        """Return the error for a redirect that is not followed. `target`: the address in the
+        redirect. Only one redirect per call is followed, and only to the same origin, so that no
+        other server gets the prompt and the key.
         """
         return self._refused(
             f"HTTP {status}: the endpoint redirects to {target}; set base_url to that address"

@@ -12,8 +12,8 @@ import msgspec
 from router.frozen import Frozen
 
 _TOOLS_CHARS = 1500
-"""Upper bound of the characters that a chat template adds to explain to the model how to call
-tools. The templates of Hermes and Llama add half as many.
+"""Upper bound of the characters of a chat template's instructions for calling tools. Those of
+Hermes and Llama have half as many.
 """
 
 
@@ -97,7 +97,7 @@ class Usage(Frozen, gc=False):
     have spent more tokens.
     """
     estimated: bool = False
-    """True if the engine reported no usage, so that a tokenizer counted the tokens of the prompt
+    """True if the engine reported no usage. Then a tokenizer has counted the tokens of the prompt,
     and of the text that had arrived.
     """
 
@@ -199,7 +199,7 @@ class Model(Protocol):
     ) -> Completion:
         """Call `on_delta` with each piece of the output as it arrives, and return the whole output.
 
-        `live`: False to allow pieces after the first to be grouped, which costs less.
+        `live`: False to save CPU time by grouping pieces after the first.
         """
 
     async def count(self, prompt: Prompt, text: str) -> Usage | None:

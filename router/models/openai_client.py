@@ -113,7 +113,7 @@ class _TokensReply(Frozen):
 class OpenAIHTTP:
     """One model at `{base_url}/chat/completions`.
 
-    The caller owns and closes the pool, which limits the number of concurrent calls. Only
+    The pool limits the number of concurrent calls; the caller owns and closes the pool. Only
     connecting has a timeout here, so callers must set their own deadlines. Cancelling a call closes
     its connection, which makes the engine drop the request.
     """

@@ -99,8 +99,8 @@ _MAX_ITEMS = 256
 and tool calls.
 """
 _MAX_ODD = 16
-"""Max items that are read from a list that has an unreadable item, because such a list is slower to
-read.
+"""Max items that are read from a list with an unreadable item. Such a list is read item by item,
+which is slower.
 """
 _THINKING = re.compile("think|reason|thought|summary")
 """Matches the type of a content part that is reasoning."""
@@ -615,7 +615,7 @@ class EventReader:
                 events.append(event)
             self._line = bytearray(line)
         if len(self._line) + len(self._data) > MAX_EVENT_BYTES:
-            raise EventTooLong(f"a server-sent event has more than {MAX_EVENT_BYTES} bytes")
+            raise EventTooLong(f"an event has over {MAX_EVENT_BYTES} bytes; check the endpoint")
         return events
 
     def _end_line(self) -> bytes:

@@ -27,7 +27,7 @@ async def read_body(response: aiohttp.ClientResponse, limit: int = 4 << 20) -> b
         body += received
         if len(body) > limit:
             response.close()
-            raise BodyTooLong(f"the reply has more than {limit >> 10} KiB")
+            raise BodyTooLong(f"the reply has more than {limit >> 10} KiB; check the address")
     return bytes(body)
 
 

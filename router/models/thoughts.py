@@ -76,10 +76,10 @@ _WORDS = re.compile(
     rf"|(?P<odd><details type=\"reasoning\"|<\|?{_AMBIGUOUS}\|?>"
     rf"|(?:&lt;|[＜〈【]){_ESCAPED}(?:&gt;|[＞〉】])|\[(?!think(?:ing)?\])(?:{_STEMS}|{_AMBIGUOUS})\])))"
 )
-"""Phrases that open a thought at the start of an output. The first two are channels of the harmony
-format whose special tokens are missing. A tag of the group `odd` opens a thought only if it is
-closed later. Elsewhere in an output, such a tag may be part of an answer, or copied from a
-document.
+"""Phrases that open a thought at the start of an output. The first two are names of channels in the
+harmony format, which are left over if their special tokens are missing. A tag of the group `odd`
+opens a thought only if it is closed later. Elsewhere in an output, such a tag may be part of an
+answer, or copied from a document.
 """
 _BEGINNING = re.compile(
     r"(?:a[nalysi]{0,7}|c[omentary]{0,9}|her?e?[ 'a-z]{0,24}:?|[&<\[＜〈【][\w\s&;|=\"-]{0,32})\Z",
@@ -110,7 +110,7 @@ _NO_ANSWER = re.compile("analysis|commentary|think|thought|to=")
 answer.
 """
 _MENTION = re.compile(r"(?:[^\s>][ \t]+<[^<]*|\S\s*[◁\[][^<◁\[]*)\Z")
-"""Matches a text at whose end is an opening mark after other words. Such a mark opens a thought
+"""Matches a text that ends with an opening mark after other words. Such a mark opens a thought
 only if a closing mark follows later.
 """
 _BEFORE = "\"'`“‘«(*"
@@ -211,7 +211,7 @@ class Thoughts:
         return "".join(self._texts), "".join(self._thoughts)
 
     def _end_of_marks(self, window: str) -> int:
-        """Return the position in `window` from which brackets are no longer read as marks."""
+        """Return the position in `window` up to which brackets are read as marks."""
         left = max(0, _MAX_BRACKETS - self._brackets)
         if len(window) <= left or _brackets(window) <= left:
             return len(window)
@@ -236,9 +236,9 @@ class Thoughts:
             self._begins = _BEGINNING.match(begun) is not None
 
     def _part(self, window: str, position: int) -> int:
-        """Return the position in `window` at which an incomplete mark may begin, whose rest has not
-        arrived yet. Return the length of `window` if there is no such mark. `position`: end of what
-        was already handled.
+        """Return the position in `window` at which a mark may begin that has not arrived
+        completely. If there is none, return the length of `window`. `position`: end of the part
+        that was already read.
         """
         if self._begins and len(window) != 1:
             return position

@@ -14,8 +14,7 @@ class Report(Frozen, gc=False, omit_defaults=True):
     evidence: tuple[str, ...]
     """One to three short points from the retrieved text; empty if nothing was found."""
     lost_lines: int = 0
-    """Number of lines at the end of a multi-line answer that were cut off, completely or in part.
-    """
+    """Number of lines that were cut off the end of a multi-line answer, completely or in part."""
     escalate_to: str = ""
     """Name of another manager that should work on the sub-query; empty for none. If this field is
     set and there is no evidence, `answer` describes what is missing.

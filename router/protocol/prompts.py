@@ -97,7 +97,7 @@ def documents(
 
 
 def condense_request(history: Sequence[Message], question: str) -> str:
-    """Return the request to the condenser, which rewrites `question` so that it can be understood
+    """Return the message that asks the condenser to rewrite `question` so that it can be understood
     without `history`, the conversation before it.
     """
     shown = "".join(element(message.role, message.content) for message in history)

@@ -48,8 +48,8 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
         return msgspec.structs.replace(other, **fields)
 
     def problem(self) -> str:
-        """Return a description of the first invalid field, which begins with the field's name.
-        Return an empty string if the style is valid.
+        """Return a description of the first invalid field. The description begins with the field's
+        name. Return an empty string if the style is valid.
         """
         limits = {"language": MAX_LANGUAGE_CHARS, "instructions": MAX_INSTRUCTIONS_CHARS}
         for name, limit in limits.items():
@@ -60,7 +60,7 @@ class AnswerStyle(Frozen, forbid_unknown_fields=True):
             return "language has control characters; write a language's name, such as German."
         if self.max_answer_tokens < 0:
             tokens = self.max_answer_tokens
-            return f"max_answer_tokens is {tokens}; it must be at least 1, or 0 for no limit."
+            return f"max_answer_tokens is {tokens}; it must be at least 1, or 0 (role's limit)."
         return ""
 
     def system(self, prompt: str) -> str:

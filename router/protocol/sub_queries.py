@@ -336,9 +336,8 @@ def search_blocks(
     cut: bool,
     attribute: str = "",
 ) -> list[SearchBlock]:
-    """Return all `<search>` blocks in `own`, the text that `own_text` returned. If the last block
-    is not closed, it counts as closed unless `cut` is true, because then a stop string ended the
-    output.
+    """Return all `<search>` blocks in `own`, the text that `own_text` returned. If `cut` is false,
+    a last block without a closing tag counts as closed, because a stop string ended the output.
     """
     search_tags = list(blocks(own, "search", attribute))
     return [

@@ -137,9 +137,9 @@ def parse_action_turn(
 
 
 def first_search(own: str, cut: bool) -> tuple[bool, tuple[int, SearchTurn] | None]:
-    """Return two values: whether `own` contains any `<search>` block, and the first search that has
-    a query, as a pair of its position in `own` and the turn. The second value is None if no block
-    has a query.
+    """Return two values: whether `own` contains any `<search>` block, and the first block with a
+    query. The second value is a pair: the position of the block in `own`, and the turn. It is None
+    if no block has a query.
     """
     blocks_found = search_blocks(own, cut=cut)
     searches = [block for block in blocks_found if block.questions]
@@ -274,9 +274,9 @@ def read_answer(text: str) -> str | Malformed:
 
 
 def may_be_markup(beginning: str) -> bool:
-    r"""Return whether the content of an `<answer>` that begins with `beginning` may turn out to be
-    a search or a tool call, or to have markup around it, such as `\boxed{}`, which `read_answer`
-    removes.
+    r"""Return whether the content of an `<answer>` may still turn out to be a search or a tool
+    call, or to have markup around it that `read_answer` removes, such as `\boxed{}`. `beginning`:
+    the part of the content that has arrived.
     """
     words = beginning.casefold()
     return _MARKUP.match(beginning) is not None or any(

@@ -167,8 +167,8 @@ class ContextWindow:
         self.messages = (Message("system", f"{system.content}\n\n{text}".strip()), *others)
 
     def named(self, name: str) -> str | None:
-        """Return the name of the document that the model calls `name`, by its name or its title.
-        Return None if no search has found a passage of such a document.
+        """Return the name of the document whose name or title the model wrote as `name`. Return
+        None if no search has found a passage of that document.
         """
         for search in self.searches:
             for passage in search.passages if search.call is UNSET else ():
@@ -193,8 +193,8 @@ class ContextWindow:
             pass
 
     def drop(self) -> bool:
-        """Remove one passage from the messages: the lowest-ranked passage of the latest search that
-        still shows any. Return False if no passage is left.
+        """Take the latest search that still shows passages, and remove its lowest-ranked passage
+        from the messages. Return False if no passage is left.
         """
         for number, search in reversed(list(enumerate(self.searches))):
             if search.shown:

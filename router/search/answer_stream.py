@@ -15,9 +15,9 @@ that may begin a tag or an HTML entity.
 """
 
 Emit = Callable[[int, str], None]
-"""Callback for each change of the answer so far. Arguments: the number of characters at the start
-of the answer that stay valid, and the text that follows them. All characters that were passed on
-stay valid, unless the answer is written again and differs.
+"""Callback for each change of the answer so far. Arguments: a number n, and a text. The first n
+characters of the answer so far stay valid, and the text now follows them. All characters that were
+passed on stay valid, unless the answer is written again and differs.
 """
 
 
@@ -37,8 +37,8 @@ class AnswerStream:
         return _Reader(self.show).feed
 
     def show(self, answer: str, last: bool = False) -> None:
-        """Pass on the difference between `answer`, which is the answer so far, and the text that
-        was passed on before. `last`: whether the answer is complete.
+        """Pass on the changes since the last call. `answer`: the whole answer so far. `last`:
+        whether the answer is complete.
         """
         if not last and (may_be_markup(answer) or may_decline(answer)):
             return  # the final answer may lack this markup, or be the fixed text for "not found"

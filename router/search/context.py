@@ -23,11 +23,11 @@ ANSWERING_SHARE = 0.2
 
 @dataclass(slots=True)
 class Draft:
-    """Holds the run's result so far. It is stored even if the run fails or is cancelled."""
+    """Holds the run's result so far, which is stored even if the run fails or is cancelled."""
 
     result: Result | None = None
     condensing: Condensing | None = None
-    """Record of the condenser, which rewrote the question so that it can be understood without the
+    """Record of how the question was rewritten, so that it can be understood without the
     conversation before it. None if the question was not rewritten.
     """
 
@@ -48,7 +48,7 @@ def has_evidence(execution: Execution) -> bool:
 
 
 class Reporting(Frozen):
-    """How the executors of a run write reports, and which of the reports its result may use."""
+    """How the executors of a run write reports, and which reports the run's result may use."""
 
     form: str = ""
     """Name of the form in which executors write reports: a key of the argument `forms` of
@@ -58,8 +58,8 @@ class Reporting(Frozen):
     """Returns whether the report of an execution may be used for the run's result."""
     max_joined_chars: int | None = None
     """Limit on the reports that a manager makes by joining the reports of its workers: max
-    characters of the answer, and of each item of evidence. None for as many characters as the
-    manager's `report_tokens`.
+    characters of the answer, and of each item of evidence. None to use the number
+    `Manager.report_tokens` as the limit in characters.
     """
     escalates: bool = True
     """Whether a sub-query is passed on to a second manager if the first manager's report names one.
@@ -79,7 +79,7 @@ class RunContext(Frozen):
     ledger: Ledger
     draft: Draft = msgspec.field(default_factory=Draft)
     sharing: bool = False
-    """Whether the run reuses reports of other runs of its tenant, and they reuse its reports."""
+    """Whether this run and other runs of the same tenant reuse each other's reports."""
     scope: Scope = DEFAULT_SCOPE
     """The indexes and documents that the run may search."""
     reporting: Reporting = Reporting()
@@ -117,8 +117,8 @@ class RunContext(Frozen):
         """
         if outcome == "time_exhausted":
             raise OutOfTime(
-                "The deadline passed before anything was found; raise server.timeout_s, or use a "
-                "faster model."
+                "The deadline passed before anything was found; pass a longer timeout, raise "
+                "server.timeout_s, or use a faster model."
             )
         if outcome == "budget_exhausted" and self.ledger.refusal is not None:
             raise self.ledger.refusal

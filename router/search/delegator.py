@@ -24,8 +24,8 @@ manager, so its output must not stop at the end of the first block.
 class Delegator(Frozen):
     """The role that splits the question into sub-queries. It never writes the answer.
 
-    A manager contains a `Delegator` too, which splits the manager's sub-query into smaller ones for
-    its workers.
+    A manager also contains a `Delegator`. It splits the manager's sub-query into smaller ones for
+    the manager's workers.
     """
 
     role: Role

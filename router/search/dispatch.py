@@ -21,8 +21,8 @@ class Dispatching:
 
     Work that starts before the block is complete is speculative. Until `run` gets the complete
     block, the events of such work are held back, and the ledger marks its calls as undecided, that
-    is neither used nor wasted. Speculative work is kept as far as the complete block begins with
-    the same sub-queries. The rest is cancelled, and its tokens count as wasted.
+    is neither used nor wasted. Speculative work is kept up to the first sub-query that differs from
+    the complete block. The rest is cancelled, and its tokens count as wasted.
     """
 
     def __init__(
@@ -89,9 +89,9 @@ class Dispatching:
         self._outer.ledger.decide(self._first + kept)
 
     async def keep(self, sub_queries: Sequence[str]) -> list[asyncio.Task[Execution]]:
-        """Cancel early work from the first sub-query on that differs from the complete block
-        `sub_queries`. Return the remaining tasks. They work on the first sub-queries of the block,
-        in order.
+        """Cancel early work on the first sub-query that differs from the complete block
+        `sub_queries`, and on all later ones. Return the remaining tasks. They work on the first
+        sub-queries of the block, in order.
         """
         await self.drop(agreeing(self._sub_queries, sub_queries))
         return self._tasks
@@ -168,9 +168,9 @@ async def dispatching(
     context: RunContext,
     width: int | None = None,
 ) -> AsyncIterator[Dispatching]:
-    """Open a `Dispatching` for round `number` (from 1), whose first sub-query has the number
-    `first` in the run. On exit, executors that still run are cancelled or awaited, so that none
-    outlives the context. `width`: max executors at a time; None for no limit.
+    """Open a `Dispatching` for the round with the number `number`, from 1. `first`: the number of
+    the round's first sub-query in the run. `width`: max executors at a time; None for no limit.
+    On exit, executors that still run are cancelled or awaited, so that none outlives the context.
     """
     try:
         async with task_group() as group:

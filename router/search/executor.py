@@ -26,8 +26,8 @@ EXECUTOR = Form(
 
 
 class Executes(Protocol):
-    """Protocol of everything that works on a sub-query and returns an execution: an executor,
-    managers, or a report cache.
+    """Protocol of everything that works on a sub-query and returns an `Execution`, the record of
+    that work. An executor, managers and a report cache implement it.
     """
 
     @property
@@ -92,8 +92,8 @@ class Executor:
         *,
         instead: bool = False,
     ) -> Execution:
-        """Work on `sub_query`, whose number in the run is `index`, and return the execution with
-        its report.
+        """Work on `sub_query`, and return the execution with its report. `index`: the number of
+        the sub-query in the run.
 
         Timeouts, failures of a model or of the retriever, and an exhausted budget are not raised.
         Instead, the execution's `outcome` names the cause, its report is `NO_EVIDENCE`, and the

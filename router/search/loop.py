@@ -10,7 +10,7 @@ The rounds end when the delegator stops, after `max_rounds`, or when time or bud
 the answerer writes the answer from the question and the reports alone.
 
 A trajectory is a frozen value. Each step returns an extended trajectory. After each decision and
-each round, it is kept in `context.draft`, so that a run that fails is stored with what it has done.
+each round, it is kept in `context.draft`, so that even a failed run is stored with its work so far.
 
 If the run has a budget, or its tenant a quota, the cost of the answer is reserved before each step
 that spends tokens. Before a decision, the reservation covers an answer from the reports so far;
@@ -73,7 +73,7 @@ class FactorizedSearch(Frozen):
     """Max executors at a time; None for no limit. Only the search inside a manager has a limit."""
 
     def run(self, question: str, context: RunContext) -> Coroutine[Any, Any, Trajectory]:
-        """Answer `question`; return the trajectory that led to the answer.
+        """Answer `question`. Return the trajectory: the record of all rounds, with the answer.
 
         If an executor fails, the search continues as if it had found nothing. If the delegator's
         output cannot be parsed, the search continues as if the delegator had stopped. Errors of
@@ -284,7 +284,7 @@ class FactorizedSearch(Frozen):
                 )
         except TimeoutError:
             raise OutOfTime(
-                "The deadline passed before the answer was written; raise server.timeout_s."
+                "Time ran out before the answer was written; raise --timeout or server.timeout_s."
             ) from None
         trajectory = replace(trajectory, answering=answering)
         if isinstance(answer, Malformed):
@@ -316,7 +316,7 @@ class Topology(Frozen):
 
 
 def settings_of(roles: Mapping[Any, Role]) -> dict[str, RoleSetting]:
-    """Return the model and the prompt's hash of each role, for the stored run."""
+    """Return each role's model, and the hash of its system prompt, for the stored run."""
     return {
         name: RoleSetting(role.model.name, hashlib.sha256(role.system.encode()).hexdigest())
         for name, role in roles.items()

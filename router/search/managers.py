@@ -56,9 +56,9 @@ class Manager(Frozen):
         return max(self.delegator.role.sampling.max_tokens, self.workers.report_tokens)
 
     async def run(self, sub_query: str, index: int, context: RunContext) -> Execution:
-        """Work on `sub_query`, whose number in the run is `index`, and return the execution with
-        the manager's report. Errors are handled as in `Executor.run`. If time or budget run out,
-        the report joins the workers' reports so far.
+        """Work on `sub_query`, and return the execution with the manager's report. `index`: the
+        number of the sub-query in the run. Errors are handled as in `Executor.run`. If time or
+        budget run out, the report joins the workers' reports so far.
         """
         # The workers are the executors of the nested search, which has no answerer.
         search = FactorizedSearch(
@@ -109,10 +109,10 @@ class Manager(Frozen):
         """Return the report for the manager's execution; None if neither the manager nor its
         workers have one.
 
-        This is the manager's own report, with two exceptions. If the manager wrote no report, the
-        workers' reports are joined. If the manager's report names another manager to ask, and has
-        evidence although no worker reported any, or the reverse, the joined reports of the workers
-        replace its text.
+        Usually, this is the manager's own report. If the manager wrote none, the workers' reports
+        are joined. If the manager's report names another manager to ask, its text is replaced by
+        the joined reports in two cases: it has evidence but the workers reported none, or the
+        workers reported evidence but it has none.
         """
         grounds = _grounds(work, context)
         # A joined report has up to four texts. Each gets a quarter of `report_tokens`, which at

@@ -25,7 +25,7 @@ _MAX_REPORTS = 10_000
 
 
 class Versioned(Executes, Protocol):
-    """An executor of which several versions may be in service."""
+    """An executor that may have several versions in service at the same time."""
 
     def serving(self, context: RunContext) -> str:
         """Return the name of the executor version that works in the run of `context`."""
@@ -72,8 +72,8 @@ class _Flight:
     shared: _Shared | None = None
     """The leader's execution, once it has a report."""
     over: bool = False
-    """True once the leader has reported, or has failed for a reason that does not depend on its
-    run. False if its run was cancelled, or ran out of time or budget, so that another run can lead.
+    """True once the leader has ended its work, with or without a report. Exception: False if the
+    leader's run was cancelled, or ran out of time or budget; then another run can lead.
     """
 
 

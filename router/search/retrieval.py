@@ -59,9 +59,7 @@ an argument of `IndexRetriever.search`, because only a retriever with a reranker
 
 
 class Reranked(list[Passage]):
-    """List of the passages for one query, with the record of the reranker call that was made to
-    order them.
-    """
+    """List of the passages for one query, with the record of the reranker's call for this query."""
 
     def __init__(self, passages: list[Passage], reranking: Reranking) -> None:
         super().__init__(passages)
@@ -87,7 +85,7 @@ class WatchedRetriever:
     """The retriever that is probed, and that searches."""
     readiness: Readiness
     source: str = "retrieval"
-    """Name of the retriever in the gateway's readiness, such as `retrieval`."""
+    """Name under which the retriever reports to `readiness`, such as `retrieval`."""
     _doubt: asyncio.Event = field(default_factory=asyncio.Event, init=False)
 
     @property

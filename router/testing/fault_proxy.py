@@ -79,8 +79,8 @@ _DRIP_BYTES = 16
 _DRIP_S = (0.005, 0.2)
 """Shortest and longest pause between two pieces of a reply with the fault `drip`, in seconds."""
 _STUCK_SHARE = 0.5
-"""A request other than a completion, such as a health check, hangs with this probability times the
-plan's `share`.
+"""Factor for the probability that a request other than a completion, such as a health check, hangs:
+the product of this factor and the plan's `share`.
 """
 
 

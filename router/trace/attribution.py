@@ -21,7 +21,7 @@ Loss = Literal[
 
 - `documents`: the documents do not contain it, as far as a search for it shows.
 - `delegation`: the documents contain it, but no sub-query led to it.
-- `retrieval`: no search found it. Executors failed, each of them because retrieval failed.
+- `retrieval`: no search found it, and all executors that failed did so because retrieval failed.
 - `execution`: an executor ended without a report.
 - `reading`: an executor's search found the right answer, but the executor did not report it.
 - `management`: a worker reported it, but its manager did not.

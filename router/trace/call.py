@@ -1,5 +1,5 @@
 """Attempts of upstream calls (calls of models and rerankers), before they are made and after they
-have ended. Also prices, and sums over attempts.
+have ended; prices of models; and sums over attempts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -141,8 +141,8 @@ class Call(OpenedCall, frozen=True, kw_only=True):
     @property
     def counted(self) -> str:
         """Reliability of the token counts: `reported` by the engine, `lower_bound` or `estimated`.
-        Unknown counts are `impossible` if the engine reported numbers that cannot be right, and
-        otherwise have an empty text.
+        If the counts are unknown, this is `impossible` if the engine reported numbers that cannot
+        be right, else empty.
         """
         if self.usage is None:
             return "impossible" if self.impossible_usage else ""
@@ -223,7 +223,9 @@ class UsageSums(Frozen, kw_only=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
-    """None if no attempt reported a count."""
+    """Prompt tokens from the engines' caches; None if no attempt reported a count. The same applies
+    to `reasoning_tokens`.
+    """
     reasoning_tokens: int | None = None
     wasted_tokens: int = 0
     nano_usd: int | None = None

@@ -100,7 +100,7 @@ class Citation(Frozen, gc=False):
     where text is missing.
     """
     location: str = ""
-    """Place in a file without pages, as in `Passage`."""
+    """Place of the passage in a file without pages, such as `slide 3`; empty if unknown."""
 
 
 class Reading:
@@ -159,12 +159,12 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
     support the point, in the order of the passages. It is empty if a sentence of the point is not
     supported.
 
-    Each sentence of a point is compared with each passage. The passages that contain the most of
-    its terms are cited, if they contain at least the share `_CITED_SHARE`. From each of these
-    passages, one sentence is cited. It must contain all names and numbers of the point's sentence,
-    so a table row does not support a point that mixes two rows. Words of the passage's title count
-    as contained, and so do words of the previous sentence, if the cited sentence continues its
-    subject.
+    Each sentence of a point is compared with each passage. The passages with the most terms of the
+    sentence are cited, if they contain at least the share `_CITED_SHARE` of its terms. From each of
+    these passages, one sentence is cited. It must contain all names and numbers of the point's
+    sentence, so a table row does not support a point that mixes two rows. Words of the passage's
+    title count as contained. So do words of the previous sentence, if the cited sentence has the
+    same subject.
 
     To limit the time, a point gets no citation if it has more than `_MAX_SENTENCES` sentences, or
     if it and the points before it have more than `_MAX_OF_ALL` sentences together.
@@ -219,9 +219,9 @@ def _nearest(
 ) -> tuple[str, set[str]]:
     """Return the sentence to cite, and the terms of `wanted` that occur anywhere in the text.
 
-    The sentence has the most terms of `wanted` among the sentences that contain all of `named`; it
-    is empty if none does. A table row also contains the words of the table's header, which is the
-    first row without numbers.
+    The sentence has the most terms of `wanted` among the sentences that contain all of `named`. If
+    no sentence contains them all, an empty text is returned. A table row also contains the words of
+    the table's header, which is the first row without numbers.
     """
     nearest = ""
     largest = 0

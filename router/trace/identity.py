@@ -36,8 +36,8 @@ class Identity(Frozen):
     key_id: str = ""
     """Id of the key; empty if the gateway uses no keys."""
     indexes: tuple[str, ...] = (DEFAULT_INDEX,)
-    """Names of the indexes that the tenant may search, sorted. The operator may search all indexes;
-    these are the ones that are searched if the operator's request names none.
+    """Names of the indexes that the tenant may search, sorted. The operator may search all indexes,
+    but a request of the operator that names no index searches only these.
     """
     address: str = ""
     """Address from which the request came, for the audit log; empty if unknown."""
@@ -65,7 +65,7 @@ class Identity(Frozen):
         names = sorted({self._in_scopes(name) for name in index}) or self.indexes
         if sum("/" in name for name in names) > 1:  # only an operator may search them at all
             raise BadRequest(
-                f"index: names several tenants' uploads ({', '.join(names[:3])[:200]} …); keep one."
+                f"index: lists several tenants' uploads ({', '.join(names[:3])[:200]} …); keep one."
             )
         return Scope(tuple(names), only)
 

@@ -22,7 +22,7 @@ stopped, or was killed.
 
 
 class RoleSetting(Frozen):
-    """The model and the system prompt of a role at the time of a run."""
+    """A role's model, and the SHA-256 of the role's system prompt, at the time of a run."""
 
     model: str
     prompt_sha256: str
@@ -45,8 +45,8 @@ class Run(Frozen):
     if there is no result.
     """
     settings: dict[str, RoleSetting]
-    """Models and system prompts of the run's roles, by role. The key of a manager is
-    `managers.NAME`.
+    """Models, and hashes of the system prompts, of the run's roles, by role. The key of a manager
+    is `managers.NAME`.
     """
     calls: tuple[Call, ...]
     started_at: float

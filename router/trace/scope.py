@@ -20,13 +20,13 @@ class DocumentFilter(Frozen, forbid_unknown_fields=True):
     author: str = ""
     """Text that the author's name contains; upper and lower case are not distinguished."""
     from_date: str = ""
-    """Earliest date: 2026, 2026-11 or 2026-11-21."""
+    """Earliest date of the document, in the form 2026, 2026-11 or 2026-11-21."""
     to_date: str = ""
-    """Latest date; 2026-11 includes all of November."""
+    """Latest date of the document, in the same form; 2026-11 includes all of November."""
     path_prefix: str = ""
-    """Beginning of the path."""
+    """Text with which the document's path begins."""
     tags: tuple[str, ...] = ()
-    """Tags. A document must have all of them."""
+    """Tags, all of which the document must have."""
 
     def admits(
         self,
@@ -75,6 +75,6 @@ def no_index(name: str) -> IndexNotFound:
     same error for both, so that nobody learns the names of other tenants' indexes.
     """
     return IndexNotFound(
-        f"index {name[:64]!r}: there is no such index that you may use; leave it out to search all "
+        f"index {name[:64]!r}: does not exist, or you may not use it; leave it out to search all "
         "of your indexes, or ask the operator for access."
     )

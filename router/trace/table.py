@@ -93,8 +93,8 @@ class Ask(Frozen, gc=False):
     (a baseline of the benchmarks).
     """
     discovery: int = 0
-    """Number of a discovery, from 1, in the order in which the delegator wrote discoveries. 0 for
-    other kinds of asks, and for all asks of a table that a model wrote itself.
+    """Number of an ask of the kind `discover`, from 1, in the order in which the delegator wrote
+    such asks. 0 for other kinds of asks, and for all asks of a table that a model wrote itself.
     """
     attempt: int = 1
     """The number of the attempt, from 1. Attempts are counted per discovery, and per cell of a row.
@@ -191,7 +191,7 @@ class Row(Frozen, gc=False):
     key: RowKey
     cells: tuple[Cell, ...]
     found_by: tuple[Ask, ...]
-    """The discoveries whose reports name the row, by rank."""
+    """The asks for new rows (discoveries) whose reports name this row, sorted by `Ask.rank`."""
     aliases: tuple[RowKey, ...] = ()
     """Other keys under which asks and reports name this row."""
     given: bool = False

@@ -47,8 +47,8 @@ class AgentId(NamedTuple):
         return "-".join(str(part) for part in self if part not in ("", None))
 
     def within(self, lead: "AgentId") -> "AgentId":
-        """Return this agent's identity within the run. `lead`: the agent that dispatched it, that
-        is the delegator or a manager.
+        """Return the identity within the run of an agent that `lead` dispatched. `lead`: the
+        delegator or a manager. In `self`, `sub_query_index` counts only the sub-queries of `lead`.
         """
         if lead.sub_query_index is None:
             return self
@@ -73,26 +73,26 @@ def agent_of(call: OpenedCall) -> AgentId:
 
 
 class AgentWork(NamedTuple):
-    """An agent of a run, with its execution and its conversation."""
+    """An agent of a run, with the record of its work on a sub-query, and its conversation."""
 
     agent: AgentId
     execution: Execution | None
-    """The agent's execution; None for the delegator and the answerer."""
+    """The record of the work on the agent's sub-query; None for the delegator and the answerer."""
     conversation: Conversation | None
 
 
 _Searches = tuple[SearchRecord, ...]
 _Changed = tuple[Conversation | None, _Searches]
 _Change = Callable[[AgentWork, _Searches], _Changed]
-"""Function that takes an agent's work and searches. It returns a conversation and searches to put
-in their place.
+"""Function that takes an agent's work and searches. It returns the conversation and the searches
+that replace those of the agent.
 """
 _Led = TypeVar("_Led", bound=Trajectory | TableRun)
 
 
 def work_of(run: Run) -> list[AgentWork]:
-    """Return all agents of a run whose work is known, including the workers of managers. An agent
-    comes before the agents that it dispatched.
+    """Return the agents of a run, including the workers of managers, as far as their work is known.
+    An agent comes before the agents that it dispatched.
     """
     works = list[AgentWork]()
 
@@ -167,9 +167,7 @@ class Turn(Frozen, array_like=True, tag=1):
 
     agent: AgentId
     kept: int
-    """Number of messages at the start of the prompt that are also at the start of the agent's
-    previous prompt.
-    """
+    """Number of messages with which both this prompt and the agent's previous prompt begin."""
     messages: tuple[Message, ...]
     """The other messages of the prompt."""
     output: Completion
@@ -183,8 +181,8 @@ class Searched(Frozen, array_like=True, tag=2):
 
 
 class Decided(Frozen, array_like=True, tag=3):
-    """Record that a delegator's turn has ended. Work that was started early on sub-queries with the
-    number `below` or higher is discarded.
+    """Record that a delegator's turn has ended. Executors may have started on sub-queries before
+    that. Their work on sub-queries with the number `below` or higher is discarded.
     """
 
     below: int

@@ -95,8 +95,8 @@ class SearchRecord(Frozen, gc=False):
     ignored_queries: int = 0
     """Number of further search blocks in the same turn. They were ignored."""
     dropped_passages: int = 0
-    """Number of passages at the end of `passages` that the model was not shown, because its context
-    had no room for them.
+    """Number of passages that were dropped from the prompt because the model's context had no room.
+    They are the last ones in `passages`.
     """
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
     """The tool call; unset for searches and opened documents."""
@@ -114,8 +114,8 @@ class SearchRecord(Frozen, gc=False):
 
 
 class Execution(Frozen, gc=False, tag=True):
-    """The work on one sub-query, by an executor in a fresh context or by a manager with its
-    workers.
+    """Record of the work on one sub-query. An executor in a fresh context works on it, or a manager
+    with its workers.
     """
 
     sub_query: str
@@ -228,7 +228,9 @@ class Reported(Frozen, gc=False, tag=True):
     index: int
     """The number of the sub-query."""
     execution: Execution | None
-    """None in the events of a stored run, because the run's result contains the execution."""
+    """The record of the work. None in the events of a stored run, because the run's result contains
+    this record.
+    """
 
 
 class AnswerDelta(Frozen, gc=False, tag=True):
@@ -237,8 +239,8 @@ class AnswerDelta(Frozen, gc=False, tag=True):
     """
 
     kept_chars: int
-    """Number of characters to keep at the start of the answer so far. Usually these are all. After
-    a failed call was repeated, it may be fewer: the rest of the answer is replaced.
+    """Number of characters to keep at the start of the answer so far. Usually, all characters are
+    kept. If a failed call was repeated, fewer may be kept; the rest of the answer is replaced.
     """
     text: str
     """Text to append to the kept characters."""
@@ -263,7 +265,9 @@ class RowChanged(Frozen, gc=False, tag=True):
 
     key: RowKey
     row: Row | None
-    """None in the events of a stored run, because the row can be computed from the run's result."""
+    """The row after the change. None in the events of a stored run, because the row can be computed
+    from the run's result.
+    """
 
 
 Event = (
@@ -351,18 +355,18 @@ class Condensing(Frozen):
     asked the user a question instead, or if the model's output was malformed.
     """
     conversation: Conversation | None = None
-    """The calls that wrote `question`."""
+    """The condenser's conversation with its model, in which `question` was written."""
 
 
 class Trajectory(Frozen, tag=True):
-    """The work on a question, either complete or up to now: the delegator's decisions, the
-    executions, and the answer.
+    """Record of the work on a question, either complete or up to now: the delegator's decisions,
+    the work on the sub-queries, and the answer.
     """
 
     answer: str
     outcome: AnswerOutcome
     executions: tuple[Execution, ...] = ()
-    """Executions of all rounds, in the order of dispatch."""
+    """Records of the work on the sub-queries of all rounds, in the order of dispatch."""
     rounds: tuple[int, ...] = ()
     """For each round that dispatched sub-queries, the number of its sub-queries."""
     messages_before_reports: tuple[int, ...] = ()
@@ -440,7 +444,7 @@ class TableRun(Frozen, tag=True):
     asks: tuple[Ask, ...] = ()
     """All asks; the position of an ask is the number of its sub-query."""
     executions: tuple[Execution, ...] = ()
-    """The execution of each of `asks`, in the same order."""
+    """The record of the work on each of `asks`, in the same order."""
     delegation: Conversation | None = None
     """The delegator's conversation."""
     outcome: TableOutcome = "filled"

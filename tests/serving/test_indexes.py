@@ -347,7 +347,7 @@ async def test_another_tenant_s_index_is_like_one_that_does_not_exist(
     """The errors are equal except for the name, and contain no secret word."""
     acme = world.callers["acme"]
     absent = await tried(DOORS[door], acme, ABSENT)
-    assert "there is no such index that you may use" in absent
+    assert "does not exist, or you may not use it" in absent
     assert words(absent) == set()
     for name in ("beta", "default"):
         foreign = await tried(DOORS[door], acme, name)
@@ -605,7 +605,7 @@ async def test_a_page_offers_the_indexes_of_its_user(world: World) -> None:
     assert words("".join(events)) == words(shown) == {"acme"}
     assert '<input type="hidden" name="index" value="acme">' in shown
     assert refused[0] == 404
-    assert "there is no such index that you may use" in refused[1]
+    assert "does not exist, or you may not use it" in refused[1]
 
 
 async def test_no_list_or_export_shows_another_tenant_s_index(world: World) -> None:

@@ -81,7 +81,7 @@ class AdminServicer(pb_grpc.AdminServiceServicer):
         self, request: pb.UpdateTenantRequest, _context: Any
     ) -> pb.UpdateTenantResponse:
         """Change settings of a tenant, or create the tenant if the request permits it, and return
-        it.
+        the tenant.
         """
         tenant, unpriced = await self._administration.update_tenant(
             request.tenant.name,

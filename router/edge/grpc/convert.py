@@ -59,7 +59,7 @@ _MAX_BYTES = 2 << 20
 stays below the 4 MB that gRPC clients accept by default.
 """
 _MAX_CHARS = 200_000
-"""Max characters of a run's request and of its output, so that the message stays below 4 MB. The
+"""Max characters of a run's request, and of its output, so that the message stays below 4 MB. The
 trace contains the whole texts.
 """
 
@@ -131,8 +131,9 @@ def prefix_of(enum: EnumDescriptor) -> str:
 def execution_to_proto(
     execution: Execution, cited: Sequence[Sequence[Citation]] | None = None
 ) -> evidence_pb2.SubQueryResult:
-    """Convert an execution to a message with its sub-query, report and citations. `cited`: for each
-    evidence point (a statement of the report), its citations; None to compute them here.
+    """Convert an executor's work on one sub-query to a message with the sub-query, the report and
+    its citations. `cited`: the citations of each evidence point, that is, of each statement in the
+    report; None to compute them here.
     """
     report = execution.report
     points = zip(report.evidence, cited or execution.citations(report.evidence), strict=True)
@@ -216,8 +217,8 @@ def event_to_proto(
 
 
 def row_id(key: RowKey) -> str:
-    """Return the identifier of a row of a table: the canonical values of its key columns, as a JSON
-    array.
+    """Return the identifier of a table's row: the canonical values of the row's key columns, as a
+    JSON array.
     """
     return msgspec.json.encode(key).decode()
 
@@ -270,8 +271,8 @@ def feedback_to_proto(feedback: Feedback) -> run_service_pb2.Feedback:
 def version_to_proto(
     version: ExecutorVersion, figures: TrialFigures | None = None
 ) -> version_pb.ExecutorVersion:
-    """Convert a version of the executor to its message. `figures`: the figures of its trial; None
-    if it is not on trial.
+    """Convert a version of the executor to its message. `figures`: the figures of the
+    version's trial; None if the version is not on trial.
     """
     return to_proto(version_pb.ExecutorVersion, version, figures=figures)
 

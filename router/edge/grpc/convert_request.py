@@ -38,8 +38,8 @@ _LARGEST_FILTER = 4096
 """Max bytes of a filter of documents."""
 _MAX_STOPS = 16
 _LONGEST_STOP = 256
-"""Max number of stop strings in a request, and max characters of each. OpenAI's API allows four
-stop strings.
+"""`_MAX_STOPS`: max number of stop strings in a request; OpenAI's API allows four. `_LONGEST_STOP`:
+max characters of a stop string.
 """
 _VERDICTS = {None: None, "accepted": True, "rejected": False}
 Value = TypeVar("Value", bound=msgspec.Struct)
@@ -78,9 +78,9 @@ def from_proto(
     `given`, or else from the message's field with the same name. Nested messages are converted,
     too.
 
-    If a field is absent, or is an unspecified enum value, its attribute has its default value. If
-    there is no default, the attribute is None, or for a struct type, the struct of an empty
-    message. `at`: see `enum_field`.
+    If a field is absent or is an unspecified enum value, its attribute keeps the default. Without a
+    default, the attribute becomes None, or if its type is a struct, a struct that is converted from
+    an empty message. `at`: see `enum_field`.
     """
     for field in request.DESCRIPTOR.fields:
         name = field.name
@@ -106,9 +106,9 @@ def from_proto(
 
 @cache
 def _attributes(kind: type[msgspec.Struct]) -> dict[str, tuple[Any, bool]]:
-    """Return a pair for each attribute of a struct type, by the attribute's name. First: the struct
-    type of the attribute, or of the items if it is a tuple; None if these are no structs. Second:
-    True if the attribute has no default.
+    """Return two values for each attribute of a struct type, by the attribute's name. The first is
+    the attribute's own struct type, or for a tuple the struct type of the items; None if neither is
+    a struct. The second is True if the attribute has no default.
     """
     attributes = {}
     for field in msgspec.structs.fields(kind):
@@ -273,7 +273,7 @@ def time_field(request: Any, field: str) -> float | None:
         return getattr(request, field).ToNanoseconds() / 1e9 if request.HasField(field) else None
     except ValueError as error:
         raise BadRequest(
-            f"{field}: is no valid timestamp or duration ({error}); send one that protobuf allows."
+            f"{field}: is not a valid timestamp or duration ({error}); correct it."
         ) from None
 
 

@@ -39,8 +39,8 @@ def table_request_from_proto(request: pb.FillTableRequest | pb.StreamTableReques
 
 _MAX_BYTES = 1 << 20
 _MAX_ROW_BYTES = 1 << 20
-"""Max bytes of all rows in one message, and max bytes of a single row. A message is built and sent
-in one step of the event loop, so larger messages would block the loop.
+"""`_MAX_BYTES`: max bytes of all rows in one message. `_MAX_ROW_BYTES`: max bytes of a single row.
+A message is built and sent in one step of the event loop, so larger messages would block the loop.
 """
 
 
@@ -59,7 +59,7 @@ class EventsToProto:
         self._state = TableEvents(earlier)
 
     async def one(self, number: int, event: Event) -> Any:
-        """Return the message for the event with this number."""
+        """Return the stream's message for `event`. `number`: the event's number in the run."""
         if isinstance(event, Reported) and event.execution:
             return await unblocked(event.execution, self._to_proto, number, event)
         return self._to_proto(number, event)
@@ -148,8 +148,9 @@ def _row_to_proto(
     numbers: Mapping[Ask, int],
     spent: Amount | None = None,
 ) -> pb.Row:
-    """Convert a row. `numbers`: the number of the sub-query for each ask. `spent`: the tokens and
-    the cost of the row; None for a row in an event, whose cost is not counted yet.
+    """Convert a row. `numbers`: the numbers of sub-queries, by ask (the cells that a sub-query is
+    about). `spent`: the tokens and the cost of the row; None for a row in an event, because its
+    cost is not counted yet.
 
     A row that is too large for a message is sent without citations and conflicting values, and with
     shortened values.

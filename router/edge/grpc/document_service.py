@@ -70,7 +70,7 @@ class DocumentServicer(pb_grpc.DocumentServiceServicer):
         return pb.DeleteDocumentResponse()
 
     async def GetBuild(self, _request: pb.GetBuildRequest, _context: Any) -> pb.GetBuildResponse:
-        """Return the state of the index of the tenant's documents, and of its last build."""
+        """Return the state of the index of the tenant's documents, and how its last build ended."""
         build = await accepting(self._uploads).build(caller().books_on)
         return to_proto(
             pb.GetBuildResponse,

@@ -64,7 +64,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
         return work
 
     async def GetTable(self, request: pb.GetTableRequest, _context: Any) -> pb.GetTableResponse:
-        """Return a page of the table of a run, which may be under way."""
+        """Return a page of a run's table. The run may still be under way."""
         size = page_size(request.page_size, _PAGE)
         if not re.fullmatch("[0-9]*", request.page_token):
             raise BadRequest(
@@ -77,7 +77,7 @@ class TableServicer(pb_grpc.TableServiceServicer):
         if run.redacted:
             raise BadRequest(
                 f"run_id {run.id!r}: the texts of this tenant's runs are not stored (setting "
-                "redact); only the response to the request that filled the table had its cells."
+                "redact), so the table is gone; send a new request, and keep the response."
             )
         if running := run.status == "running":
             run = replace(run, duration_s=time.time() - run.started_at)

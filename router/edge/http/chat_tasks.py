@@ -1,7 +1,7 @@
 """Recognition of background tasks of chat tools: requests for titles, tags and follow-up questions.
 
 Open WebUI, LibreChat, LobeChat, NextChat, Cherry Studio, big-AGI and others send such requests in
-the same form as the questions of their users. They need no search.
+the same form as the questions of their users. These requests need no search.
 """
 
 import re

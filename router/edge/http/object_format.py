@@ -2,9 +2,9 @@
 gateway fills a table in which each property of the schema is a column. If the schema describes one
 object, the table has one row; if it describes a list of objects, many rows.
 
-The row of a single object is found by sub-queries of the delegator, like any row. Its key is the
-property `subject`, which names the thing that the question is about. If the schema has no such
-property, the column `SUBJECT` is added as the key, but not sent to the client.
+The row of a single object is found by sub-queries of the delegator, like any row. The key of this
+row is the property `subject`, which names the thing that the question is about. If the schema lacks
+this property, the column `SUBJECT` is added as the key, but not sent to the client.
 """
 
 from collections import Counter

@@ -28,9 +28,9 @@ _OUTPUTS: dict[str, tuple[Any, ...]] = {
     "output_text": ("content", _MESSAGE, "content", "content_part", "output_text"),
     "refusal": ("refusal", _MESSAGE, "content", "content_part", "refusal"),
 }
-"""Names for each kind of text, in this order: the field in chat completions; and for the responses
-API, the output item, the item's list of parts, the prefix of the names of events about a part, and
-the prefix of the names of events about the part's text.
+"""Five names for each kind of text. The first is the field in chat completions. The others are for
+the responses API: the output item, the item's list of parts, the prefix of events about a part, and
+the prefix of events about the part's text.
 """
 
 
@@ -46,7 +46,7 @@ class Result(Frozen):
 
     @property
     def details(self) -> dict[str, Any]:
-        """The field `rolegate` of a reply: the answer with its sources and usage as values."""
+        """The field `rolegate` of a reply: the answer with its sources, and the usage by role."""
         return {**msgspec.structs.asdict(self.cited), "usage": self.spent}
 
 
@@ -73,8 +73,8 @@ class ChatReply:
         yield self._chunk({"role": "assistant"})
 
     def write(self, kind: Written, text: str) -> Iterator[Any]:
-        """Yield the events for a further part of the answer, or of the progress (`summary_text`),
-        which is sent as reasoning.
+        """Yield the events for a further part of the answer, or of the progress (`summary_text`).
+        The progress is sent as reasoning.
         """
         yield self._chunk({_OUTPUTS[kind][0]: text})
 
@@ -127,7 +127,8 @@ class ResponseReply:
         self._text = ""
         """Text so far of the part that is being written."""
         self._place: dict[str, Any] = {}
-        """Fields that each event about the part being written must have: its place in the output.
+        """Fields of each event about the part that is being written. They state the part's place in
+        the output.
         """
 
     def whole(self, result: Result) -> Any:
@@ -229,8 +230,8 @@ def usage_of(spent: list[RoleTotal], read: str, written: str) -> dict[str, Any] 
     """Return the field `usage` of a reply, summed over all roles. Return None if no engine reported
     its usage. Counts that no engine reported are null.
 
-    `read`, `written`: beginnings of the fields' names for the tokens that models read and wrote,
-    such as `prompt` and `completion`.
+    `read`, `written`: first words in the names of the fields; `prompt` and `completion`, or `input`
+    and `output`.
     """
     sums = UsageSums(**added([UsageSums(), *spent]))
     if sums.attempts and sums.attempts == sums.attempts_without_usage:

@@ -196,7 +196,7 @@ class ChatRequest(Frozen, kw_only=True):
 
     @property
     def _last(self) -> int:
-        """The number of the last user message; -1 if there is none."""
+        """The index of the last user message in `messages`; -1 if there is none."""
         numbers = (at for at, message in enumerate(self.messages) if message.role == "user")
         return max(numbers, default=-1)
 
@@ -277,9 +277,9 @@ class ResponsesRequest(ChatRequest, frozen=True, kw_only=True):
     background: msgspec.Raw = _NULL
 
     def as_chat(self) -> ChatRequest:
-        """Return the request with the fields of a chat completion (`messages`, `max_tokens`,
-        `response_format`), which are set from the fields of the responses API. Raises `BadRequest`
-        for features that this gateway does not have, and `JSON_ERRORS` if `text` is invalid.
+        """Return the request in the form of a chat completion: `messages`, `max_tokens` and
+        `response_format` are set from the fields of the responses API. Raises `BadRequest` for
+        features that this gateway does not have, and `JSON_ERRORS` if `text` is invalid.
         """
         for name in ("tools", "previous_response_id", "conversation", "prompt", "background"):
             value = bytes(getattr(self, name))

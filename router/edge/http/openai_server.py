@@ -197,8 +197,8 @@ async def _ready(readiness: Readiness, _request: web.Request) -> web.Response:
 
 async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) -> Any:
     """Read the body of a request, within `within_s` seconds, and return it as a `ChatRequest`.
-    `kind`: the type of the body. Raises `BadRequest` for an invalid body, and the exceptions of
-    aiohttp for HTTP status 408 and 415.
+    `kind`: the type of the body. Raises `BadRequest` for an invalid body, and aiohttp's
+    exceptions for the HTTP statuses 408 (too slow), 413 (too large) and 415 (not JSON).
     """
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(
@@ -278,7 +278,7 @@ async def _streamed(
                 if request.transport is not None:
                     request.transport.abort()
                 raise ClientConnectionResetError(
-                    "Read the stream while it arrives; it waited too long."
+                    "The client read nothing for too long; repeat the request, and keep reading."
                 ) from None
 
     try:

@@ -40,8 +40,8 @@ async def earlier_runs(runs: Runs, identifiers: str) -> list[Run]:
 
 
 def with_run(identifiers: str, run_id: str) -> str:
-    """Append `run_id` to the identifiers of a conversation's runs. Return at most the last
-    `_MAX_EARLIER` of them. `identifiers` and the result are separated by commas.
+    """Append `run_id` to `identifiers`, the list of a conversation's runs, separated by commas.
+    Return at most the last `_MAX_EARLIER` identifiers, in the same form.
     """
     earlier = identifiers.rsplit(",", _MAX_EARLIER) if identifiers else []
     return ",".join([*earlier, run_id][-_MAX_EARLIER:])

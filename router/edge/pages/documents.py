@@ -17,9 +17,9 @@ def add_documents(
     site: Site, uploads: Uploads | None, passages: Callable[[], Mapping[str, int | None]]
 ) -> None:
     """Add the page to `site`, for users whose keys have the scope `documents`. `uploads`: None if
-    the gateway accepts no uploads. `passages`: function that returns a dict from index names to
-    numbers of passages, for those indexes of the config that are on this machine; None for an index
-    that cannot be read. The function may block.
+    the gateway accepts no uploads. `passages`: function that returns the number of passages of each
+    index, by the index's name, for the config's indexes on this machine; None for an index that
+    cannot be read. The function may block.
     """
 
     async def shown(request: web.Request) -> web.Response:

@@ -82,7 +82,7 @@ def add_keys(site: Site, administration: Administration) -> None:
 
 def _number(request: web.Request, name: str) -> int | None:
     """Return the number in a field of the form; None for an empty field. Dollars are returned in
-    billionths of a dollar. Raises `BadRequest`.
+    billionths of a dollar. Raises `BadRequest` for any other text.
     """
     try:
         return limit_from_text(field(request, name) or "none", in_dollars="usd" in name)

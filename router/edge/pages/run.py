@@ -58,8 +58,8 @@ class RunPages:
         """Add the pages to `site`.
 
         `retriever`: searches the documents for a right answer that the run did not find; None to
-        omit this search. `files_not_read`: function that returns the numbers of files that could
-        not be read into the default index, by file suffix; None if they are unknown.
+        omit this search. `files_not_read`: function that counts, by file suffix, the files
+        that could not be read into the default index; it returns None if the counts are unknown.
         """
         self._files_not_read = files_not_read
         self._site = site
@@ -76,7 +76,7 @@ class RunPages:
 
     async def run(self, request: web.Request) -> Run:
         """Load the run that is named in the URL of a request, without texts that the user may not
-        see. Raises `NotFound` if there is no such run for this user.
+        see. Raises `NotFound` if the run does not exist or the user may not see it.
         """
         stored = await self._runs.get(request.match_info["run"], caller())
         run = await in_viewer(as_seen_by, stored, caller())

@@ -45,8 +45,8 @@ _OTHERS = (
     "since",
     "until",
 )
-"""Names of the other fields of the filter form: `unsupported`, which has a single choice, and
-fields for texts and times (in UTC).
+"""Names of the other fields of the filter form. `unsupported` has a single choice. The other fields
+are texts, or times in UTC.
 """
 
 
@@ -133,8 +133,8 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
 
 
 def unix_time(text: str) -> float:
-    """Return the Unix time of a date or time in ISO format. Without an offset, it is in UTC. Raises
-    `BadRequest` for other texts.
+    """Return the Unix time of a date or time in ISO format. A text without an offset is taken as
+    UTC. Raises `BadRequest` for other texts.
     """
     try:
         at = datetime.fromisoformat(text)

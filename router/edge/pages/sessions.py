@@ -16,7 +16,7 @@ COOKIE = "rolegate_session"
 LASTS_S = 12 * 3600
 """Lifetime of a session, in seconds. A restart of the gateway ends all sessions."""
 _MAX_ENTRIES = 10_000
-"""Max number of sessions, and of addresses whose wrong keys are counted."""
+"""Max number of sessions; also the max number of addresses with a count of wrong keys."""
 _MAX_PER_KEY = 20
 """Max number of sessions of one key."""
 _PAUSE_S = 60.0
@@ -82,7 +82,7 @@ class Sessions:
         self._open.pop(name, None)
 
     def token(self, name: str) -> str:
-        """Return the CSRF token of a session, which forms of the session must send."""
+        """Return the CSRF token of a session. All forms of the session must send this token."""
         return hmac.new(self._secret, name.encode(), hashlib.sha256).hexdigest()
 
     def proves(self, name: str, token: str) -> bool:

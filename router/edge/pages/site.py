@@ -41,8 +41,8 @@ _FORM = web.RequestKey("form", dict[str, str])
 _ENCODING = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 16
 _MAX_BYTES = 1 << 17
-"""Max fields and max bytes of a form. They are low, because a form is read before the caller is
-identified.
+"""`_MAX_FIELDS`: max number of fields in a form. `_MAX_BYTES`: max bytes of a form. Both limits are
+low, because a form is read before the caller is identified.
 """
 _EXPIRED = "This form belongs to another session; go back, reload the page and try again."
 Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -105,10 +105,10 @@ class Site:
         self._route("POST", path, page, scope)
 
     def form(self, path: str, page: Page, template: str, **values: Any) -> None:
-        """Serve a form at `path`; `page` handles its submission. If that fails, the form is shown
-        again with the values as typed. The template can use the variables in `values`, and
-        `message` (why the submission failed; empty for a new form), `invalid` (True if it failed
-        because of a value) and `typed` (the values of the fields; empty for a new form).
+        """Serve a form at `path`; `page` handles submissions. If a submission fails, the form is
+        shown again with the values as typed. The template can use the variables in `values`, and
+        `message` (why the submission failed; empty for a new form), `invalid` (True if a value was
+        invalid) and `typed` (the values of the fields; empty for a new form).
         """
         self._forms[path] = template, values
         self.get(path, self._form_or_error)
@@ -219,11 +219,12 @@ class Site:
 
     async def _check_form(self, request: web.Request) -> None:
         """Read the form of a request, and check its CSRF token and its origin. Raises
-        `AccessDenied` if they do not belong to the session, and `BadRequest` for too many fields.
+        `AccessDenied` if the token is not that of the session, or if another site sent the form,
+        and `BadRequest` for too many fields.
         """
         if request.can_read_body and request.content_type != _ENCODING:
             raise web.HTTPUnsupportedMediaType(
-                text=f"The form has another type; send it as {_ENCODING}."
+                text=f"This content type is not supported; send the form as {_ENCODING}."
             )
         origin = request.headers.get("Origin")
         try:
@@ -281,7 +282,7 @@ class Site:
 
 
 def _cookie(request: web.Request) -> str:
-    """Return the name of the session in the request's cookie; empty if it has none."""
+    """Return the name of the session in the request's cookie; empty without a cookie."""
     return request.cookies.get(COOKIE, "")
 
 

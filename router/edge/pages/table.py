@@ -20,7 +20,7 @@ from router.trace import Run
 
 _PAGE_ROWS = 100
 _PAGE_CELLS = 2000
-"""Max rows, and approximate max number of cells, that one page shows."""
+"""`_PAGE_ROWS`: max rows on a page. `_PAGE_CELLS`: approximate max number of cells on a page."""
 _TYPES = {
     "md": "text/markdown",
     "csv": "text/csv",
@@ -48,7 +48,7 @@ class TablePages:
         """Return the variables for the template that shows a page of the table. `query`: the query
         of the URL. Its parameter `only` is a list of cell states, separated by commas; if it is
         given, only rows with a cell in one of these states are shown. `row` is the position of the
-        first row to show, from 0, counted over these rows.
+        first row to show; 0 is the first row that `only` admits.
         """
         filled = run_table(run)
         table = filled.table
@@ -89,7 +89,7 @@ class TablePages:
         kind = request.match_info["format"]
         if kind not in _TYPES or run.kind != "table" or run.redacted:
             raise web.HTTPNotFound(
-                text="The run has no stored table, or the format is not md, csv, xlsx or json."
+                text="The run stores no table, or the format is unknown; use md, csv, xlsx or json."
             )
         sources = "sources" in request.query
         excluded = "excluded" in request.query
@@ -112,8 +112,8 @@ class TablePages:
 
 def _cell_of(run: Run, row_index: int, column_index: int) -> dict[str, Any]:
     """Return the variables for the template that shows a cell: the values that reports state for
-    the cell, with their sources. Raises 404 if the table has no cell at this place, or if its texts
-    are not stored.
+    the cell, with their sources. Raises 404 if the table has no cell at this place, or if the run's
+    texts are not stored.
     """
     filled = run_table(run)
     table = filled.table
@@ -148,6 +148,6 @@ def number(text: str) -> int:
     """
     if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise BadRequest(
-            f"{text[:20]!r} is not the number of a row, column or agent (1 to 9 digits)."
+            f"{text[:20]!r} is not the number of a row, column or agent; write 1 to 9 digits."
         )
     return int(text)

@@ -50,13 +50,13 @@ class Lane(Frozen, gc=False):
     """Number of the round in which the sub-query was dispatched; 0 if the agent has no sub-query.
     """
     execution: Execution | None = None
-    """The agent's execution of the sub-query; None for other roles, and while the agent is still
-    working.
+    """The record of the agent's work on the sub-query; None for an agent without a sub-query, and
+    while the agent is still working.
     """
     conversation: Conversation | None = None
     """The agent's conversation with its model; None if unknown."""
     place: tuple[int, ...] = ()
-    """Sort key of the group of lanes to which the lane belongs. A manager and its workers are a
+    """Sort key of the lane's group. A manager and its workers are a
     group. In a table, the agents that work on the same row are a group, and so are the agents that
     discover rows.
     """
@@ -130,12 +130,12 @@ class Agents:
 
     @property
     def executors(self) -> list[str]:
-        """Versions of the executors whose work is known, sorted."""
+        """Names of the executor versions in the run, sorted, as far as their work is known."""
         executions = (work.execution for work in self._works.values())
         return sorted({execution.executor for execution in executions if execution} - {""})
 
     def lane(self, agent: AgentId) -> Lane:
-        """Return the lane of an agent, given one of `ids`."""
+        """Return the lane of `agent`, which must be one of `ids`."""
         _, execution, conversation = self._works.get(agent, (agent, None, None))
         dispatched = self._dispatch_of(agent)
         source = execution or dispatched

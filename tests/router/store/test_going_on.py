@@ -408,6 +408,6 @@ async def test_a_run_is_not_resumed_in_an_index_that_its_tenant_has_lost(tmp_pat
     moved = msgspec.structs.replace(acme, indexes=("other",))
     second_models = Models()
     async with gateway(left, second_models) as (second, _, _):
-        with pytest.raises(NotFound, match="'default': there is no such index"):
+        with pytest.raises(NotFound, match="'default': does not exist"):
             await second.answer("", RequestOptions(moved, resume=run_id))
     assert not any(second_models.prompts.values())

@@ -77,7 +77,7 @@ async def test_a_request_names_the_tenant_s_own_uploads(world: World) -> None:
         for name in WORDS:
             assert words(await tried(ask, world.callers[name], "uploads")) == {name}, door
         absent = await tried(ask, world.callers["acme"], ABSENT)
-        assert "there is no such index that you may use" in absent
+        assert "does not exist, or you may not use it" in absent
         foreign = await tried(ask, world.callers["acme"], "uploads/beta")
         assert foreign.replace("uploads/beta", ABSENT) == absent
     operator = world.callers["operator"]

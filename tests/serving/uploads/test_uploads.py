@@ -211,7 +211,7 @@ async def test_without_a_folder_the_error_says_what_to_set(tmp_path: Path) -> No
         with pytest.raises(GatewayError, match=r"uploads\.folder: .* set this key") as caught:
             await operator.upload(archive("Amaranth"), "a.txt")
         assert caught.value.code is grpc.StatusCode.FAILED_PRECONDITION
-        with pytest.raises(GatewayError, match="index 'uploads': there is no such index") as absent:
+        with pytest.raises(GatewayError, match="index 'uploads': does not exist") as absent:
             await operator.search(QUESTION, index="uploads")
         assert absent.value.reason == "INDEX_NOT_FOUND"
 

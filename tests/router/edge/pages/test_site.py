@@ -202,9 +202,13 @@ ENCODING = "application/x-www-form-urlencoded"
         (
             "multipart/form-data; boundary=x",
             multipart(1000),
-            (415, f"The form has another type; send it as {ENCODING}."),
+            (415, f"This content type is not supported; send the form as {ENCODING}."),
         ),
-        ("text/plain", "csrf=x", (415, f"The form has another type; send it as {ENCODING}.")),
+        (
+            "text/plain",
+            "csrf=x",
+            (415, f"This content type is not supported; send the form as {ENCODING}."),
+        ),
         (
             ENCODING,
             "&".join("a=b" for _ in range(17)),
