@@ -25,7 +25,8 @@ class Timeouts(Frozen):
         written its first token.
         """
         problem = (
-            f"it wrote nothing within {self.silent_s:g} s; raise the role's first_token_timeout_s"
+            f"it wrote nothing within {self.silent_s:g} s; raise the role's first_token_timeout_s, "
+            "and call_timeout_s if that is lower"
         )
         if wrote:
             problem = (
