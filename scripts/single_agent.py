@@ -357,7 +357,8 @@ async def fill(runtime: Runtime, question: Question, searches: int) -> Measured:
     context = runtime.context(1800)
     columns = question.table.columns
     text = await written_table(loop, question.table.question, columns, context)
-    written = read_rows(text, columns).rows if text else ()
+    table = read_rows(text, columns).rows if text else ()
+    written = [tuple("" if cell == "-" else cell for cell in row) for row in table]
     score = table_score(Schema(columns), written, question.rows)
     usages = (call.usage for call in context.ledger.calls)
     return Measured(
@@ -437,7 +438,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     training = commands.add_parser("train", help="train the model")
     training.add_argument("folder", type=Path, help="folder for the model and its checkpoint")
-    training.add_argument("--steps", type=int, default=1200, help="rows to train on (default: 1200)")
+    training.add_argument("--steps", type=int, default=1200, help="rows (default: 1200)")
     training.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
     measuring = commands.add_parser("measure", help="fill the tables of a test world")
     measuring.add_argument("world", type=Path, help="folder that `sft mini-world --wide` wrote")
