@@ -18,10 +18,10 @@ from serving.engines.versions import MANIFEST
 _NOT_EXTRA = {
     "max_tokens": "set the role's max_tokens instead.",
     "max_completion_tokens": "set the role's max_tokens instead.",
-    "n": "leave it out, as the gateway reads one output per request.",
+    "n": "leave it out. The gateway reads only one output per request.",
 }
-"""Fields that `extra_body` must not contain, each with the advice for the error message. They would
-change how much a model may write.
+"""Fields that `extra_body` must not contain, because they would change how much a model may write.
+The values are the advice in the error message.
 """
 _MINILM_DIMENSION = 384
 
@@ -98,8 +98,8 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
         "must be sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE; in a password, "
         "write @ : / # as %40 %3A %2F %23.",
     ),
-    "address": (is_address, "{!r} is not host:port, with a port of 0 to 65535."),
-    "host": (host_of, "{!r} is not a host name such as gateway.example."),
+    "address": (is_address, "{!r} is not host:port (port 0 to 65535), such as 127.0.0.1:50551."),
+    "host": (host_of, "{!r} is not a host name; write only the name, such as gateway.example."),
     "url": (
         lambda url: re.match("https?://[^?#]", url),
         "must be http:// or https:// and a host, like http://127.0.0.1:8000/v1.",
@@ -121,8 +121,8 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "name": (str.strip, "is empty; write the name under which the endpoint serves the model."),
 }
 """Checks of texts, by the mark of the text's type in `config.py`, such as "path". A check is a
-function whose result is true for a valid text, and the message for an invalid text. The message
-does not quote a text that may contain a secret.
+pair: a function that returns a true value for a valid text, and the message for an invalid text.
+Messages do not quote texts that may contain a secret.
 """
 
 
@@ -180,7 +180,7 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
             "cannot have replicas."
         )
     if len(set(urls)) < len(urls):
-        yield f"{key}.replicas: contains a URL twice, or that of base_url; remove it."
+        yield f"{key}.replicas: contains a URL twice, or the URL of base_url; remove one."
     if role.fallbacks and not key.startswith("roles."):
         yield (
             f"{key}.fallbacks: only roles.delegation, roles.execution and roles.answer can have "
