@@ -148,8 +148,8 @@ _PROPERTIES = {
     "date>=": ["from_date"],
     "date<=": ["to_date"],
 }
-"""Fields of a `DocumentFilter` that are set by a text such as `date>=2026`. The keys are beginnings
-of such texts.
+"""The keys are beginnings of property texts, such as `date>=` of `date>=2026`. The values are the
+fields of a `DocumentFilter` that such a text sets.
 """
 
 
