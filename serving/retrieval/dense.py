@@ -63,7 +63,9 @@ class VectorIndex(Protocol):
 
 
 class VectorStore(Protocol):
-    """A way to store and search the vectors of an index, such as Milvus. Methods block."""
+    """A way to store the vectors of an index and to search them, such as a FAISS file or Milvus.
+    Methods block.
+    """
 
     name: str
     """Name of the store. A build writes it to the manifest of the index. If the manifest has

@@ -213,8 +213,8 @@ async def open_indexes(
 
 
 async def check_access(retriever: IndexRetriever) -> None:
-    """Raise `BadConfig` if the retriever cannot search within a single document, because the
-    setting `search.access` requires this. If the retriever is down, only log a warning.
+    """Raise `BadConfig` if the retriever cannot search within a single document. The setting
+    `search.access` needs such searches. If the retriever is down, only log a warning.
     """
     try:
         for passage in (await retriever.search(["document"], 1))[0]:
