@@ -50,7 +50,7 @@ READ = (
     f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz "
     "(images with the extra `ocr`)"
 )
-"""Text for messages that lists all supported kinds of files."""
+"""List of all supported kinds of files, for messages."""
 MAX_BYTES = 256 << 20
 """Max size in bytes, after unpacking, of a file that is read into memory as a whole."""
 MAX_MARKUP_BYTES = 32 << 20
@@ -83,7 +83,9 @@ _NO_TITLE = re.compile(
 _COMMON_NAMES = frozenset(
     "readme license licence copying copyright changelog changes news notice index".split()
 )
-"""File names that are too common for a title. In a title, the folder's name is put before them."""
+"""File names that are too common for a title. In a title, the name of the file's folder is put
+before such a name.
+"""
 
 
 class Title(Frozen, tag=True):
@@ -133,7 +135,7 @@ class Document(NamedTuple):
     blocks: Iterable[TextBlock | Unread]
     """Blocks and notes on parts that were not read, in order. May be a generator."""
     metadata: Metadata = Metadata()
-    """Metadata; title and path are added later."""
+    """Metadata of the document. `read_passages` later sets the title and the path in it."""
 
 
 def first_heading(blocks: Iterable[Part]) -> str | None:
