@@ -1,7 +1,7 @@
 """The probes of `rolegate check --live`. They start the config's engines and send a few small
 requests to the models of the roles, the index or server of `[retrieval]`, the reranker and the tool
-servers. The requests are sent in the same way as by the gateway. Further indexes and the models of
-managers are not probed.
+servers. The requests are sent in the same way as the gateway sends them. Further indexes and the
+models of managers are not probed.
 """
 
 import asyncio
@@ -246,8 +246,8 @@ async def _served(
 
 def _protocol(name: str, results: Sequence[Completion | BaseException]) -> ProbeResult:
     """Check the format of the outputs in a role's probe turns. The result says how many outputs
-    have the format that the role needs. If half of the outputs or more do not have it, the model
-    cannot do the role's work. `results`: the output or the error of each turn.
+    have the format that the role needs. If half of the outputs or more lack this format, the result
+    says that the model cannot do the role's work. `results`: the output or the error of each turn.
     """
     slips = []
     for turn, result in zip(TURNS[name], results, strict=True):
