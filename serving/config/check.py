@@ -176,8 +176,8 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
         )
     if role.replicas and hosted:
         yield (
-            f"{key}.replicas: needs engine or base_url; a model that is called through LiteLLM "
-            "cannot have replicas."
+            f"{key}.replicas: needs engine or base_url, because a model called through LiteLLM has "
+            "no replicas; set one of these, or remove this key."
         )
     if len(set(urls)) < len(urls):
         yield f"{key}.replicas: contains a URL twice, or the URL of base_url; remove one."
@@ -198,13 +198,13 @@ def _tools(config: Config) -> Iterator[str]:
             )
         if server.env and not server.command:
             yield (
-                f"tools.{name}.env: applies only to a server with command; a server with url has "
-                "headers instead."
+                f"tools.{name}.env: applies only to a server with command; for a server with url, "
+                "set headers instead."
             )
         if server.headers and server.url is None:
             yield (
-                f"tools.{name}.headers: applies only to a server with url; a server with command "
-                "has env instead."
+                f"tools.{name}.headers: applies only to a server with url; for a server with "
+                "command, set env instead."
             )
     for name, manager in config.managers.items():
         for tool in manager.tools:
@@ -236,14 +236,14 @@ def _embedder(config: Config) -> Iterator[str]:
         if embedder.in_process and getattr(embedder, field):
             yield (
                 f"retrieval.embedder.{field}: applies only to an embedder with engine, base_url or "
-                "onnx; set one of these too."
+                "onnx; set one of these, or remove this key."
             )
     for field in ("model", "dimension"):
         missing = getattr(embedder, field) is None
         if not (missing or served):
             yield (
                 f"retrieval.embedder.{field}: applies only to an embedder with engine or base_url; "
-                "set one of these too."
+                "set one of these, or remove this key."
             )
         if missing and served:
             yield (
@@ -292,7 +292,7 @@ def _retrieval(config: Config) -> Iterator[str]:
             yield f"{key}: set exactly one of address (a retrieval server) and index (a folder)."
         if index.documents and index.index is None:
             yield (
-                f"{key}.documents: needs {key}.index, the folder for the index of these documents."
+                f"{key}.documents: set {key}.index too, the folder to which the index is written."
             )
         shape = FACTORY.fullmatch(index.vectors)
         if shape and shape[3] and dimension % int(shape[3]):

@@ -555,11 +555,11 @@ def test_an_address_needs_a_valid_port(address: str, good: bool) -> None:
         ("command = ['a']\nurl = 'http://a/mcp'", "tools.web: set exactly one of command"),
         (
             "url = 'http://a/mcp'\nenv = ['A']",
-            "tools.web.env: applies only to a server with command; a server with url has headers",
+            "tools.web.env: applies only to a server with command; for a server with url,",
         ),
         (
             "command = ['a']\nheaders = {Key = 'A'}",
-            "tools.web.headers: applies only to a server with url; a server with command has env",
+            "tools.web.headers: applies only to a server with url; for a server with command,",
         ),
         ("url = 'a/mcp'", "tools.web.url: must be http://"),
     ],
