@@ -228,7 +228,7 @@ async def check_access(retriever: IndexRetriever) -> None:
             for name in (passage.document, "\0"):
                 await retriever.search(["document"], 1, name)
     except (UpstreamRefused, BadIndex) as error:
-        raise BadConfig(f"search.access: {error}; set search.access to false.") from error
+        raise BadConfig(f"search.access: {error}, or set search.access to false.") from error
     except UpstreamError:
         _log.warning("retrieval.access_unchecked")
 
