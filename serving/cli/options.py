@@ -91,7 +91,7 @@ def span_argument(text: str) -> float:
     `argparse.ArgumentTypeError` if `text` has another form or is zero.
     """
     if not (span := _span(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time span, such as 12h or 30d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time span; write 12h or 30d")
     return span.total_seconds()
 
 

@@ -111,7 +111,7 @@ class TextBlock(Frozen, tag=True):
 
 
 class Unread(Frozen, tag=True):
-    """Message about a part of a document that was not read."""
+    """A note that a part of a document was not read."""
 
     text: str
     """Description of the part, such as `2 pages without text (3, 4)`."""
@@ -145,8 +145,8 @@ def first_heading(blocks: Iterable[Part]) -> str | None:
 
 
 def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
-    """Yield one `Unread` that lists the parts that were not read, or nothing if `counts` is empty.
-    `counts`: number of these parts by kind, such as `pictures`; 0 for an unknown number.
+    """Yield one `Unread` that lists the numbers of unread parts, or nothing if `counts` is empty.
+    `counts`: number of unread parts by kind, such as `pictures`; 0 for an unknown number.
     """
     if counts:
         yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))
