@@ -47,7 +47,7 @@ class ToolPool:
         """Call a tool of one of the servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
             raise ToolFailed(
-                "this worker may not call this server; add it to `tools` of its manager",
+                "this worker may not call this server; add the server to `managers.NAME.tools`",
                 endpoint=f"tools.{tool.server}",
             )
         return await server.call(tool.name, arguments)
