@@ -84,7 +84,7 @@ def check(arguments: Sequence[str]) -> int:
         )
         return int(not works)
 
-    # Print the documents that the index lacks first, so that errors stay on the screen
+    # First print what is missing in the index, so that errors stay on the screen
     if gaps:
         print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     if live is not None:

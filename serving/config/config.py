@@ -71,9 +71,8 @@ EngineSeconds = Annotated[float, Meta(ge=1, le=86_400)]
 FACTORY = re.compile(
     r"HNSW([1-9]\d?),SQ8|IVF([1-9]\d{0,6})(?:_HNSW[1-9]\d?)?,(?:SQ8|PQ([1-9]\d{0,3}))"
 )
-"""Index factory strings of FAISS that the key `vectors` accepts in addition to `Flat`. Group 1 is
-the links per vector of HNSW, group 2 the number of lists of IVF, and group 3 the bytes per vector
-of PQ.
+"""Index factory strings of FAISS that the key `vectors` accepts in addition to `Flat`. The groups
+are: 1. links per vector (HNSW), 2. number of lists (IVF), 3. bytes per vector (PQ).
 """
 
 

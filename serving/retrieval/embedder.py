@@ -331,7 +331,7 @@ class OnnxEmbedder:
             self._inputs = {model_input.name for model_input in self._session.get_inputs()}
             self.dimension: int
             _, _, self.dimension = self._states(["a text"])[0].shape
-        except Exception as error:  # neither package has a base class of its errors
+        except Exception as error:  # the packages have no base class for their errors
             raise BadConfig(
                 f"{folder}: is not an ONNX export of a sentence encoder ({error}); export the "
                 "model again, with tokenizer.json in the same folder."
