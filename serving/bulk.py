@@ -1,9 +1,9 @@
 """Distribute the work of a command, such as embedding passages, over the nodes of a Ray cluster.
 Workers are processes on the nodes.
 
-Results are returned to the command, which stores them as it does without Ray. So the nodes need not
-store anything. If a worker or its node dies, Ray starts another worker, and repeats the calls that
-had not finished.
+The command gets the results and stores them itself, in the same way as without Ray. So the nodes
+need not store anything. If a worker or its node dies, Ray starts another worker, and repeats the
+calls that had not finished.
 """
 
 import os

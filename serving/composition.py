@@ -150,8 +150,8 @@ async def running_gateway(
     API and the web pages; None for no such server. `key`: an API key that is valid in addition to
     the stored keys. `log`: called with a line of text for each step of the start. `retriever` and
     `journal` are for benchmarks: `retriever` replaces the indexes of the config, and `journal`
-    returns a wrapper of the store's journal. On exit, running requests get `server.grace_s` seconds
-    to finish. Raises `BadConfig` or `BadIndex`.
+    returns a wrapper of the store's journal (the part that records runs). On exit, running requests
+    get `server.grace_s` seconds to finish. Raises `BadConfig` or `BadIndex`.
     """
     for problem in missing(config):
         raise BadConfig(problem)
@@ -196,8 +196,8 @@ async def running_gateway(
 
 async def _check_addresses(address: str, http: str | None, access: Access) -> None:
     """Raise `BadConfig` if the gateway cannot listen on one of the addresses, or if other machines
-    can reach it although no API key exists. Without keys, clients are not authenticated. Raises
-    `StoreFailed` if the keys cannot be read.
+    can reach the gateway although no API key exists. Without keys, clients are not authenticated.
+    Raises `StoreFailed` if the keys cannot be read.
     """
     for setting, wanted in (("server.address", address), ("server.http", http)):
         if not wanted:
@@ -276,8 +276,9 @@ async def _open_runs(
     run_log: RunLog,
     around: Callable[[Journal], Journal],
 ) -> AsyncIterator[_Runs]:
-    """Open the gateway with its journal, observers and executor versions. `around`: called with the
-    store's journal; returns the journal that the gateway uses. Raises `BadConfig`.
+    """Open the gateway with its journal (the part that records runs), observers and executor
+    versions. `around`: called with the store's journal; returns the journal that the gateway uses.
+    Raises `BadConfig`.
     """
     admission = Admission(config.admission)
     execution = config.roles.execution
@@ -503,8 +504,8 @@ async def _open_versions(
 
 
 def _held_out(path: str) -> list[HeldOutQuestion]:
-    """Return the held-out questions in a file of JSON lines. Raises `BadConfig` if it cannot be
-    read.
+    """Return the held-out questions (see `VersionsConfig.held_out`) in a file of JSON lines. Raises
+    `BadConfig` if the file cannot be read.
     """
     try:
         return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())

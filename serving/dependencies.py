@@ -51,8 +51,8 @@ def need(command: str, *modules: str) -> None:
 
 
 def missing_extra(module: str | None, command: str = "") -> str:
-    """Return a shell command that installs the extra of rolegate that contains `module`. If no
-    extra contains the module, return the advice to reinstall rolegate.
+    """Return a shell command that installs `module`, together with the other packages of an extra
+    of rolegate. If no extra contains the module, return the advice to reinstall rolegate.
 
     `command`: name of the command that needs the module. An extra with the same name as the command
     is preferred, if it contains the module.

@@ -16,8 +16,8 @@ def private_files() -> Iterator[None]:
     """While the context is open, give only the owner access to the files and folders that this
     process creates.
 
-    The context sets the umask of the process, as PostgreSQL does. So it also applies to files that
-    libraries (SQLite, Arrow, NumPy, trainers) and child processes create.
+    The context sets the umask of the process, as PostgreSQL does. The umask also applies to files
+    that libraries (SQLite, Arrow, NumPy, trainers) and child processes create.
     """
     before = os.umask(0o077)
     try:

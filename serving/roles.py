@@ -135,9 +135,9 @@ def _models(config: RoleConfig, pool: ConnectionPool, base_urls: Sequence[str]) 
 
 
 def _with_fallbacks(config: Config, roles: Mapping[RoleName, Role]) -> dict[RoleName, Role]:
-    """Return the roles with their fallbacks. A fallback of a role calls another role's model, but
-    with the prompt and sampling of the first role, and with the larger `max_tokens` of the two
-    roles.
+    """Return the roles with their fallbacks. A fallback calls the model of another role, but has
+    the prompt and the sampling of the role that it stands in for. Its `max_tokens` is the larger
+    value of these two roles.
     """
 
     def stand_in(role: Role, other: Role) -> Role:

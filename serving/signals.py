@@ -18,10 +18,10 @@ older generations are low, so that the garbage of a question is freed before tho
 questions. Collections of these generations are fast, because they contain few objects.
 """
 _SWITCH_S = 1e-4
-"""Switch interval in seconds: how long a thread waits for the GIL before it asks the thread that
-holds the GIL to release it. Python's default is 5 ms, and the time starts again whenever the event
-loop polls for events. So with the default, a busy event loop would rarely release the GIL to the
-threads of searches and of the database.
+"""Switch interval in seconds. After this time, a thread that waits for the GIL asks the thread with
+the GIL to release it. Python's default is 5 ms, and the time starts again whenever the event loop
+polls for events. So with the default, a busy event loop would rarely release the GIL to the threads
+of searches and of the database.
 """
 _log = structlog.get_logger("serve")
 

@@ -1,6 +1,6 @@
 """Create the searches that a config describes, for answers and for tables. In the topology
-`factorized`, a delegator dispatches sub-queries to executors. In `host`, it dispatches them to
-managers, which dispatch further sub-queries to executors.
+`factorized`, a delegator dispatches sub-queries to executors. In `host`, the delegator dispatches
+sub-queries to managers, and these dispatch further sub-queries to executors.
 """
 
 import dataclasses

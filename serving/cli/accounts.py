@@ -407,8 +407,8 @@ async def _set_tenant(client: AsyncClient, options: SetTenantOptions) -> None:
     )
     for model in changed.unpriced_models:
         complain(
-            f"no price is known for {model}: calls of this model for tenant {options.name} are "
-            f'refused until the config has [prices."{model}"]'
+            f"no price is known for {model}: because of its limit in dollars, {options.name} "
+            f'cannot call this model until the config has [prices."{model}"]'
         )
     await _show_tenant(client, options)
 

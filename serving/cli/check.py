@@ -84,7 +84,7 @@ def check(arguments: Sequence[str]) -> int:
         )
         return int(not works)
 
-    # Print the documents that the index lacks first, so that errors stay on the screen
+    # First print what is missing in the index, so that errors stay on the screen
     if gaps:
         print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     if live is not None:
@@ -129,7 +129,7 @@ def _not_built(config: Config) -> list[str]:
         if manifest.lexical != retrieval.lexical:
             problems.append(
                 f"{key}.lexical: must be {str(manifest.lexical).lower()}, because the index in "
-                f"{retrieval.index} was built so; change the key, or build the index again."
+                f"{retrieval.index} was built with this value; change the key, or build again."
             )
         elif manifest.lexical and not has_words(manifest):
             problems.append(f"{key}.index: {retrieval.index}: {OUTDATED}")
@@ -196,8 +196,8 @@ def _show(console: Console, live: LiveCheck) -> None:
 
 
 def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
-    """Return a table of what one question costs, in calls, tokens and dollars, with a row for each
-    role. Each figure is a range, from a typical question to the most expensive question.
+    """Return a table of the calls, tokens and dollars for one question, with a row for each role.
+    Each figure is a range, from a typical question to the most expensive question.
     """
     rows = []
     for name, role in roles.items():

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         arguments = sys.argv[1:]
         atexit.register(_silence_libraries)
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC also prints these errors
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # else gRPC prints errors, too
     others = {point.name: point for point in entry_points(group=_GROUP)}
     parser = argparse.ArgumentParser(
         prog="rolegate",

@@ -91,7 +91,7 @@ def span_argument(text: str) -> float:
     `argparse.ArgumentTypeError` if `text` has another form or is zero.
     """
     if not (span := _span(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time span, such as 12h or 30d")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time span; write 12h or 30d")
     return span.total_seconds()
 
 
@@ -148,8 +148,8 @@ _PROPERTIES = {
     "date>=": ["from_date"],
     "date<=": ["to_date"],
 }
-"""Fields of a `DocumentFilter` that are set by a text such as `date>=2026`. The keys are beginnings
-of such texts.
+"""The keys are beginnings of property texts, such as `date>=` of `date>=2026`. The values are the
+fields of a `DocumentFilter` that such a text sets.
 """
 
 

@@ -211,8 +211,8 @@ def _show_execution(
     prompts: bool,
 ) -> None:
     """Print an execution (the work on one sub-query): its result, searches and evidence. If a
-    manager passed the sub-query on to another manager, the first manager's execution is printed
-    before the other's. Executions of a manager's workers are printed below that of the manager.
+    manager passed the sub-query on to a second manager, the execution of the first manager is
+    printed first. Executions of a manager's workers are printed below the manager's own execution.
     `number`: number to print before the sub-query, such as "2.1".
     """
     report = execution.report

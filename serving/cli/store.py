@@ -160,7 +160,7 @@ async def _check(options: JSONConfigOptions) -> int:
         with _progress("checking runs") as on_progress:
             checked = await check(database, on_progress)
     checked.problems[:0] = [
-        Problem("log", f"its file {number:08}-….log is missing: runs that only it had are lost")
+        Problem("log", f"its file {number:08}-….log is missing: runs stored only there are lost")
         for number in missing
     ]
     verdict = "all is well" if checked.runs else "all is well, but nothing is stored yet"

@@ -240,7 +240,7 @@ def _to_check(table: pb.Table) -> Sequence[str]:
     """Return lines of text on everything in a table that should be checked. There is a line for
     each ignored condition, each row with an unchecked condition, and each cell whose sources
     disagree. For every other kind of doubt there is one line, with the number of cells and the
-    names of the first of them.
+    names of the first `_MAX_NAMED` cells.
     """
     lines = [f"condition ignored: {text}" for text in table.ignored_conditions]
     if names := table.completeness.left_out:

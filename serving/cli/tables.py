@@ -88,8 +88,9 @@ def grouped_table(rows: Sequence[UsageRow], by: Sequence[str], bucket: str | Non
 
 
 def labels(row: UsageRow) -> dict[str, str]:
-    """Return the properties that all calls in a row of usage share, such as tenant and role, by the
-    names that --by and the tables use. A property is empty if the rows are not grouped by it.
+    """Return the properties that all calls in a row have in common, such as tenant and role. The
+    keys are the names that --by and the tables use. A property is empty if the rows are not grouped
+    by it.
     """
     role = word(Role, row.usage.role) if row.usage.role else ""
     return {
@@ -393,8 +394,8 @@ class AnswerView(RunView):
         print_line(self.out, f"{answer.run_id}, {seconds:.1f} s", style="dim")
 
     def _show_point(self, point: evidence_pb2.EvidencePoint) -> None:
-        """Print a point (a sentence of a report's evidence) and the sentences of passages that
-        support it. The point itself is left out if it is equal to one of these sentences.
+        """Print a point (a sentence of a report's evidence) and the supporting sentences from
+        passages. The point itself is left out if it is equal to one of these sentences.
         """
         quotes = {" ".join(citation.quote.split()) for citation in point.citations}
         if not quotes:

@@ -18,10 +18,10 @@ from serving.engines.versions import MANIFEST
 _NOT_EXTRA = {
     "max_tokens": "set the role's max_tokens instead.",
     "max_completion_tokens": "set the role's max_tokens instead.",
-    "n": "leave it out, as the gateway reads one output per request.",
+    "n": "leave it out. The gateway reads only one output per request.",
 }
-"""Fields that `extra_body` must not contain, each with the advice for the error message. They would
-change how much a model may write.
+"""Fields that `extra_body` must not contain, because they would change how much a model may write.
+The values are the advice in the error message.
 """
 _MINILM_DIMENSION = 384
 
@@ -98,8 +98,8 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
         "must be sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE; in a password, "
         "write @ : / # as %40 %3A %2F %23.",
     ),
-    "address": (is_address, "{!r} is not host:port, with a port of 0 to 65535."),
-    "host": (host_of, "{!r} is not a host name such as gateway.example."),
+    "address": (is_address, "{!r} is not host:port (port 0 to 65535), such as 127.0.0.1:50551."),
+    "host": (host_of, "{!r} is not a host name; write only the name, such as gateway.example."),
     "url": (
         lambda url: re.match("https?://[^?#]", url),
         "must be http:// or https:// and a host, like http://127.0.0.1:8000/v1.",
@@ -121,8 +121,8 @@ _TEXTS: dict[str, tuple[Callable[[str], object], str]] = {
     "name": (str.strip, "is empty; write the name under which the endpoint serves the model."),
 }
 """Checks of texts, by the mark of the text's type in `config.py`, such as "path". A check is a
-function whose result is true for a valid text, and the message for an invalid text. The message
-does not quote a text that may contain a secret.
+pair: a function that returns a true value for a valid text, and the message for an invalid text.
+Messages do not quote texts that may contain a secret.
 """
 
 
@@ -176,11 +176,11 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
         )
     if role.replicas and hosted:
         yield (
-            f"{key}.replicas: needs engine or base_url; a model that is called through LiteLLM "
-            "cannot have replicas."
+            f"{key}.replicas: needs engine or base_url, because a model called through LiteLLM has "
+            "no replicas; set one of these, or remove this key."
         )
     if len(set(urls)) < len(urls):
-        yield f"{key}.replicas: contains a URL twice, or that of base_url; remove it."
+        yield f"{key}.replicas: contains a URL twice, or the URL of base_url; remove one."
     if role.fallbacks and not key.startswith("roles."):
         yield (
             f"{key}.fallbacks: only roles.delegation, roles.execution and roles.answer can have "
@@ -198,13 +198,13 @@ def _tools(config: Config) -> Iterator[str]:
             )
         if server.env and not server.command:
             yield (
-                f"tools.{name}.env: applies only to a server with command; a server with url has "
-                "headers instead."
+                f"tools.{name}.env: applies only to a server with command; for a server with url, "
+                "set headers instead."
             )
         if server.headers and server.url is None:
             yield (
-                f"tools.{name}.headers: applies only to a server with url; a server with command "
-                "has env instead."
+                f"tools.{name}.headers: applies only to a server with url; for a server with "
+                "command, set env instead."
             )
     for name, manager in config.managers.items():
         for tool in manager.tools:
@@ -236,14 +236,14 @@ def _embedder(config: Config) -> Iterator[str]:
         if embedder.in_process and getattr(embedder, field):
             yield (
                 f"retrieval.embedder.{field}: applies only to an embedder with engine, base_url or "
-                "onnx; set one of these too."
+                "onnx; set one of these, or remove this key."
             )
     for field in ("model", "dimension"):
         missing = getattr(embedder, field) is None
         if not (missing or served):
             yield (
                 f"retrieval.embedder.{field}: applies only to an embedder with engine or base_url; "
-                "set one of these too."
+                "set one of these, or remove this key."
             )
         if missing and served:
             yield (
@@ -292,7 +292,7 @@ def _retrieval(config: Config) -> Iterator[str]:
             yield f"{key}: set exactly one of address (a retrieval server) and index (a folder)."
         if index.documents and index.index is None:
             yield (
-                f"{key}.documents: needs {key}.index, the folder for the index of these documents."
+                f"{key}.documents: set {key}.index too, the folder to which the index is written."
             )
         shape = FACTORY.fullmatch(index.vectors)
         if shape and shape[3] and dimension % int(shape[3]):

@@ -29,7 +29,8 @@ def _marked(mark: str) -> Meta:
 
 
 # Types of texts in the file. Each type has a mark, such as "path". `visit_texts` calls a function
-# with each text and its mark: `file.py` makes paths absolute with it, and `check.py` checks texts.
+# with each text and its mark. `file.py` uses `visit_texts` to make paths absolute, and `check.py`
+# uses it to check the texts.
 AnyPath = Annotated[str, _marked("path")]
 File = Annotated[str, _marked("file")]
 """An existing file."""
@@ -70,9 +71,8 @@ EngineSeconds = Annotated[float, Meta(ge=1, le=86_400)]
 FACTORY = re.compile(
     r"HNSW([1-9]\d?),SQ8|IVF([1-9]\d{0,6})(?:_HNSW[1-9]\d?)?,(?:SQ8|PQ([1-9]\d{0,3}))"
 )
-"""Index factory strings of FAISS that the key `vectors` accepts in addition to `Flat`. Group 1 is
-the links per vector of HNSW, group 2 the number of lists of IVF, and group 3 the bytes per vector
-of PQ.
+"""Index factory strings of FAISS that the key `vectors` accepts in addition to `Flat`. The groups
+are: 1. links per vector (HNSW), 2. number of lists (IVF), 3. bytes per vector (PQ).
 """
 
 
@@ -84,7 +84,9 @@ Omitted = Literal[
     "stream_options",
     "chat_template_kwargs",
 ]
-"""Request parameter that some endpoints refuse. A role sends no parameters in its key `omit`."""
+"""Request parameter that some endpoints refuse. The key `omit` of a role lists the parameters that
+are not sent.
+"""
 
 
 class Section(Frozen, forbid_unknown_fields=True, kw_only=True):
@@ -105,9 +107,9 @@ class ServerConfig(Section):
     """
     chat_tasks: ChatTasks = "answer"
     """How the OpenAI-compatible server handles requests for a title, for tags or for follow-up
-    questions. Chat tools such as Open WebUI send them on their own. `answer`: the answerer writes
-    the text without a search. `refuse`: the request fails, which costs nothing. `search`: the
-    request is answered by a search, like any question.
+    questions. Chat tools such as Open WebUI send such requests without an action of the user.
+    `answer`: the answerer writes the text without a search. `refuse`: the request fails, which
+    costs nothing. `search`: the request is answered by a search, like any question.
     """
     http_connections_per_address: Annotated[int, Meta(ge=1, le=4096)] = 1024
     """Max HTTP connections from one client address; further connections get status 429. The server
@@ -130,8 +132,8 @@ class ServerConfig(Section):
     requests. Proxies can then switch to other gateways without losing a request.
     """
     grace_s: Pause = 30.0
-    """Max seconds after `drain_s` for running requests to finish. Then these requests are
-    interrupted.
+    """Max seconds for running requests to finish, counted from the end of the `drain_s` seconds.
+    Requests that take longer are interrupted.
     """
     max_question_chars: Chars = 4000
     """Max characters of a question; longer questions are refused."""
@@ -160,17 +162,17 @@ class SearchConfig(Section):
     top_k: Passages = 3
     """Number of passages that a search shows to its executor."""
     access: bool = False
-    """Allow executors to open a document that one of their searches has found, and to read its
-    passages about one subject. A small model that was trained without this option ignores the
-    instructions for it.
+    """Allow executors to open a document that one of their searches has found, and to read passages
+    of this document about one subject. A small model that was trained without this option ignores
+    the instructions for opening documents.
     """
     access_k: Passages = 10
     """Max number of passages of an opened document to show to the executor."""
     access_chars: Chars = 25_000
     """Max characters of an opened document, or of the output of a tool, to show to the executor."""
     early_dispatch: bool = True
-    """Start an executor as soon as the delegator has written its sub-query. False: wait until the
-    delegator has written all sub-queries of the round.
+    """Start the executor of a sub-query as soon as the delegator has written this sub-query. False:
+    wait until the delegator has written all sub-queries of the round.
     """
     require_evidence: bool = True
     """If no executor has found any evidence, return "not found" instead of letting the answerer
@@ -198,8 +200,8 @@ class ReportCacheConfig(Section):
 
 
 class EngineConfig(Section):
-    """A vLLM server process that the gateway starts and stops. Roles and the embedder select it
-    with the key `engine`, whose value is NAME.
+    """A vLLM server process that the gateway starts and stops. Roles and the embedder select the
+    engine of the table `[engines.NAME]` with `engine = "NAME"`.
     """
 
     path: ModelPath
@@ -237,7 +239,7 @@ class RoleConfig(Section):
     api_key_env: Variable | None = None
     """Name of the environment variable with the API key. Absent: requests have no key."""
     max_tokens: Tokens = 1024
-    """Max tokens of one output, including its thinking."""
+    """Max tokens of one output, including the model's thinking."""
     temperature: Annotated[float, Meta(ge=0, le=2)] = 0.0
     """Sampling temperature."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -281,13 +283,13 @@ class RoleConfig(Section):
     """Max concurrent calls of this role, over all replicas; further calls wait. Absent: no limit.
     """
     fallbacks: tuple[Literal["delegation", "execution", "answer"], ...] = ()
-    """Roles whose models are tried, in this order, if this role's model is unavailable. They are
-    called with the prompt of this role.
+    """Roles whose models are tried, in this order, if this role's model is unavailable. These
+    models are called with the prompt of this role.
     """
     structured: bool = True
-    """Constrain the outputs of the execution role to valid turns, with vLLM's structured outputs.
-    This key is ignored in other roles, if the endpoint has no structured outputs, or if `thinking`
-    is true. Set false for a model that writes its thinking into its text.
+    """Constrain the outputs of the execution role to the format that the gateway expects, with
+    vLLM's structured outputs. This key is ignored in other roles, if the endpoint has no structured
+    outputs, or if `thinking` is true. Set false for a model that writes its thinking into its text.
     """
     tool_calls: bool = False
     """True: the model calls tools with the tool calls of OpenAI's API, which the endpoint must
@@ -297,8 +299,8 @@ class RoleConfig(Section):
 
 
 class TableRoleConfig(Section):
-    """Settings that the delegation or execution role has only when it works on a table. All other
-    settings are taken from `[roles.delegation]` or `[roles.execution]`.
+    """Settings of the delegation or execution role for work on tables. All other settings are taken
+    from `[roles.delegation]` or `[roles.execution]`.
     """
 
     prompt: File | None = None
@@ -308,9 +310,9 @@ class TableRoleConfig(Section):
 
 
 class RolesConfig(Section):
-    """The three roles, and settings that two of the roles have only for tables. The delegator
-    (`delegation`) splits a question into sub-queries, an executor (`execution`) searches for each,
-    and the answerer (`answer`) writes the answer from the reports of the executors.
+    """The three roles, and settings of two of these roles for tables. The delegator (`delegation`)
+    splits a question into sub-queries, an executor (`execution`) searches for each, and the
+    answerer (`answer`) writes the answer from the reports of the executors.
     """
 
     delegation: RoleConfig
@@ -377,7 +379,8 @@ class MilvusConfig(Section):
 
 class IndexConfig(Section):
     """An index in addition to the index of `[retrieval]`, with the same embedder. Requests refer to
-    the index as NAME. `rolegate tenants set --index NAME` allows a tenant to search it.
+    the index of the table `[indexes.NAME]` as NAME. `rolegate tenants set --index NAME` allows a
+    tenant to search it.
     """
 
     address: Address | None = None
@@ -452,8 +455,8 @@ class RerankerConfig(Section):
 
 
 class UploadsConfig(Section):
-    """Documents that clients upload (docs/documents.md#upload-by-api). Each tenant has its own
-    index of them, with the embedder, `chunk_tokens` and `lexical` of `[retrieval]`.
+    """Documents that clients upload (docs/documents.md#upload-by-api). Each tenant has a separate
+    index, with the embedder, `chunk_tokens` and `lexical` of `[retrieval]`.
     """
 
     folder: AnyPath | None = None
@@ -476,12 +479,12 @@ class GateConfig(Section):
     enabled: bool = True
     """False: versions are promoted and rolled back only by operators, with `rolegate versions`."""
     margin: Share = 0.1
-    """Max disadvantage against the active version with which a candidate is still promoted. The
+    """The gate promotes a candidate only if the active version leads by less than this value. The
     gate counts only the runs that exactly one of the two versions answers correctly. Let A be the
     share of these runs that the active version answers correctly, and C the share that the
-    candidate answers correctly: A − C must be below `margin`. With 0.1, accuracy may fall by about
-    4 percentage points if 30 % of the answers are right, by 5 points if 50 % are, and by 3 points
-    if 80 % are.
+    candidate answers correctly. The lead is A − C. With 0.1, accuracy may fall by about 4
+    percentage points if 30 % of the answers are right, by 5 points if 50 % are, and by 3 points if
+    80 % are.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
     """Min share of right answers of a candidate. The candidate must reach it twice: in the judged
@@ -598,7 +601,8 @@ class ToolServerConfig(Section):
 class ManagerConfig(Section):
     """A manager: a model between the delegator and its executors, in the topology `host` and in
     tables. It gets a sub-query of the delegator, splits it for its workers, checks their reports,
-    and writes one report for the delegator. The delegator refers to it as NAME.
+    and writes one report for the delegator. The delegator refers to the manager of the table
+    `[managers.NAME]` as NAME.
     """
 
     about: str

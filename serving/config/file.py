@@ -26,8 +26,8 @@ _PRESETS = _PACKAGE / "presets"
 _SHIPPED = "shipped:"
 _PATHS = ("path", "file", "source", "version")
 _ALIKE = 0.75
-"""Min `difflib` ratio at which an unknown key counts as a misspelling of a known key: `kynd` is
-similar enough to `kind`, but `max_turns` is not to `max_tokens`.
+"""Min similarity (`difflib` ratio) at which an unknown key counts as a misspelling of a known key.
+`kynd` counts as a misspelling of `kind`, but `max_turns` does not count as one of `max_tokens`.
 """
 _RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
 _KINDS = {
@@ -53,8 +53,8 @@ def load_config(path: Path) -> Config:
 
 def read_config(path: Path) -> Config:
     """Read a configuration file, and return the config with absolute paths. Raises `BadConfig` if
-    the file cannot be read, or if a key is unknown or has a wrong type. Other problems are found
-    only by `problems`, which the caller may call.
+    the file cannot be read, or if a key is unknown or has a wrong type. Other problems are not
+    searched for; to find them, call `problems`.
     """
     try:
         return parse_config(path.read_bytes(), path)
@@ -187,9 +187,9 @@ def _joined(table: str, key: str) -> str:
 
 
 def _instead(unknown: str, place: str, table: str) -> str:
-    """Return a hint for an unknown key: the most similar key of its table or another table. If no
-    key is similar, list all keys of its table. `place`: the table, written as in msgspec's message.
-    `table`: the table's key in the file.
+    """Return a hint about an unknown key of a table. The hint is the most similar known key of any
+    table. If no known key is similar, the hint lists all keys of the table. `unknown`: the unknown
+    key. `place`: the table, written as in msgspec's message. `table`: the table's key in the file.
     """
     here = {key: _joined(table, key) for key in _keys(place)}
     others = {key: f"{section}.{key}" for section in _keys("") for key in _keys(section)}
@@ -219,8 +219,9 @@ def _kind(place: str) -> Type:
 
 
 def _bad_entry(entries: dict[str, Any], section: type) -> str:
-    """Return the name of the first invalid entry, such as NAME for `[engines.NAME]`; `*` if all
-    entries are valid. msgspec's message does not contain this name. `section`: type of the entries.
+    """Return the name of the first invalid entry of a table such as `[engines]`; `*` if all entries
+    are valid. msgspec's message does not contain this name. `entries`: the tables `[engines.NAME]`,
+    by NAME. `section`: type of an entry.
     """
     for name, entry in entries.items():
         try:

@@ -43,8 +43,8 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
 
 
 def _needs(config: Config, also: Mapping[str, RoleConfig]) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a key in the config and the module that it needs, for modules that only an
-    extra installs.
+    """Yield pairs of a key in the config and a module that this key needs. Modules that are
+    installed without an extra are left out.
     """
     for key, role in {**config.called_roles, **also}.items():
         if role.engine is None and role.base_url is None:
@@ -99,8 +99,8 @@ _WEBHOOK_SECRET = re.compile(
     "whsec_((?:[A-Za-z0-9+/]{4}){8,}(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?)"
 )
 _UNSIGNED = (
-    "telemetry.webhook needs an environment variable whose value is whsec_ and at least 24 bytes "
-    "in base64; make one by: echo whsec_$(openssl rand -base64 32)"
+    "telemetry.webhook needs an environment variable with a secret for signatures: whsec_ and at "
+    "least 24 bytes in base64. Set it to the output of: echo whsec_$(openssl rand -base64 32)"
 )
 _NOT_SET = "the environment variable {} is not set; export it."
 

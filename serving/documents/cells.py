@@ -100,9 +100,9 @@ def shown(value: object) -> str:
 def row_blocks(rows: Rows, sheet: str = "") -> Iterator[TextBlock]:
     """Yield a block for each row that is not empty, such as `City: Krurou | Founded: 1200`.
 
-    The header is the first row with at least two filled cells, if none of its cells is a number.
-    Each row with one filled cell above the header is a block without column names. `sheet`: name of
-    the sheet; empty for none.
+    The header is the first row with at least two filled cells, if none of its cells is a number. A
+    row above the header has one filled cell, and becomes a block without column names. `sheet`:
+    name of the sheet; empty for none.
     """
     header: Sequence[str] | None = None
     has_rows = False

@@ -33,14 +33,14 @@ from serving.documents.source import SourceFile
 _OVERLAP = 0.15
 """A passage may repeat sentences of the previous passage, up to this share of the max tokens."""
 _SHORT = 1 / 3
-"""A passage does not end at a heading if it has less than this share of the max tokens."""
+"""A passage with less than this share of the max tokens does not end at a heading."""
 _TITLE = 1 / 4
-"""A title may take this share of the max tokens of a passage, and is shortened if it is longer. A
-heading may take the same share, and is treated as a sentence if it is longer.
+"""A title is shortened if it takes more than this share of the max tokens of a passage. A heading
+that takes more is treated as a sentence.
 """
 _CHARS_PER_TOKEN = 16
-"""A text counts as at least one token per this number of characters, because some tokenizers encode
-a long unknown word as one token.
+"""At least one token is counted for this number of characters, because some tokenizers encode a
+long unknown word as one token.
 """
 _CHUNK_CHARS = 100_000
 _LINE = re.compile(r"\s*\S[^\n]*")
@@ -48,7 +48,7 @@ _WORD = re.compile(r"\s*\S+")
 
 
 class Piece(NamedTuple):
-    """A part of a document that becomes a passage. `title`, `page` and `location` are those of the
+    """A part of a document that becomes a passage, with the title, page and location of that
     passage.
     """
 
@@ -76,7 +76,7 @@ class Cutter(Frozen):
     max_tokens: int
     """Max tokens of a passage, including its title."""
     row_tokens: int
-    """Max tokens of a corpus row that stays one passage; a longer row is cut."""
+    """Max tokens of a row of a corpus file. A longer row is cut into several passages."""
     count_tokens: Callable[[Sequence[str]], list[int]]
     """Function that returns the number of tokens of each text; see `Embedder.count_tokens`."""
 
@@ -128,8 +128,8 @@ class _Passage:
         self._heading: _Unit | None = None
         self._units: list[_Unit] = []
         self._repeated = 0
-        """The first units of the passage repeat units of the previous passage. This is their
-        number.
+        """Number of units at the beginning of the passage that repeat units of the previous
+        passage.
         """
 
     def add(self, unit: _Unit) -> Iterator[Piece]:
@@ -269,10 +269,10 @@ def read_passages(
     """Yield (place, passage) for each passage of a file, in order. The place is for error messages:
     the file's path, or `FILE:LINE` for a row.
 
-    `read`: returns the parts of a file, as `DocumentReader.read` does. NAME is the file's name.
-    Passages of a document have the ids `NAME#N`, with N from 1. Rows keep their ids, and their
-    `document` is `NAME#ID`. Raises the errors of `read` and `cutter.count_tokens`, and
-    `BadDocument` for a file without text.
+    `read`: returns the parts of a file, as `DocumentReader.read` does. Passages of a document have
+    the ids `NAME#N`, where NAME is the file's name, and N counts from 1. Rows of a corpus file keep
+    their ids, and have `NAME#ID` as `document`. Raises the errors of `read` and
+    `cutter.count_tokens`, and `BadDocument` for a file without text.
     """
     path = Path(source.path)
     parts = read(path)

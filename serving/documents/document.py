@@ -50,7 +50,7 @@ READ = (
     f"{' '.join(_KINDS.values())}, files without a suffix, and text in .gz "
     "(images with the extra `ocr`)"
 )
-"""Text for messages that lists all supported kinds of files."""
+"""List of all supported kinds of files, for messages."""
 MAX_BYTES = 256 << 20
 """Max size in bytes, after unpacking, of a file that is read into memory as a whole."""
 MAX_MARKUP_BYTES = 32 << 20
@@ -83,7 +83,9 @@ _NO_TITLE = re.compile(
 _COMMON_NAMES = frozenset(
     "readme license licence copying copyright changelog changes news notice index".split()
 )
-"""File names that are too common for a title. In a title, the folder's name is put before them."""
+"""File names that are too common for a title. In a title, the name of the file's folder is put
+before such a name.
+"""
 
 
 class Title(Frozen, tag=True):
@@ -109,7 +111,7 @@ class TextBlock(Frozen, tag=True):
 
 
 class Unread(Frozen, tag=True):
-    """Message about a part of a document that was not read."""
+    """A note that a part of a document was not read."""
 
     text: str
     """Description of the part, such as `2 pages without text (3, 4)`."""
@@ -133,7 +135,7 @@ class Document(NamedTuple):
     blocks: Iterable[TextBlock | Unread]
     """Blocks and notes on parts that were not read, in order. May be a generator."""
     metadata: Metadata = Metadata()
-    """Metadata; title and path are added later."""
+    """Metadata of the document. `read_passages` later sets the title and the path in it."""
 
 
 def first_heading(blocks: Iterable[Part]) -> str | None:
@@ -143,8 +145,8 @@ def first_heading(blocks: Iterable[Part]) -> str | None:
 
 
 def unread_parts(counts: Mapping[str, int]) -> Iterator[Unread]:
-    """Yield one `Unread` that lists the parts that were not read, or nothing if `counts` is empty.
-    `counts`: number of these parts by kind, such as `pictures`; 0 for an unknown number.
+    """Yield one `Unread` that lists the numbers of unread parts, or nothing if `counts` is empty.
+    `counts`: number of unread parts by kind, such as `pictures`; 0 for an unknown number.
     """
     if counts:
         yield Unread(", ".join(f"{count or ''} {kind}".strip() for kind, count in counts.items()))

@@ -57,7 +57,7 @@ _SYMBOLS = {
     "Wingdings": 76 * _UNKNOWN
     + f"●{2 * _UNKNOWN}□{8 * _UNKNOWN}☒{46 * _UNKNOWN}▪◻{54 * _UNKNOWN}←→↑↓↖↗↙↘{20 * _UNKNOWN}✗✓☒☑",
 }
-"""Unicode characters of the codes from 32 on in symbol fonts, by the font's name."""
+"""Unicode equivalents of the characters of symbol fonts, from code 32 on, by the font's name."""
 
 
 def read_docx(path: Path) -> Document:

@@ -33,7 +33,7 @@ class GivenRows(NamedTuple):
 def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     """Return the rows of `file`. The file's first line must list names of columns in any order, and
     at least one of them must be in the table's `columns`. Raises `BadConfig` if the file cannot be
-    read, or with a line number if a line is invalid.
+    read or a line is invalid.
     """
     names = {normal_name(column.name): column.name for column in columns}
     rows: list[dict[str, str]] = []

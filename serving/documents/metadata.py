@@ -1,4 +1,4 @@
-"""Metadata of documents. Searches can be filtered by them."""
+"""Metadata of documents, such as the author. Searches can be filtered by metadata."""
 
 import io
 import re
@@ -74,8 +74,8 @@ def metadata_of(fields: Mapping[str, Any]) -> Metadata:
 
 
 def archive_metadata(content: bytes, package: str = "") -> Metadata:
-    """Return the metadata of the document in an archive. They are empty if the archive has none, or
-    is damaged.
+    """Return the metadata of the document in an archive. The metadata is empty if the archive has
+    none, or is damaged.
 
     `package`: name of the file with the metadata; empty for the properties of an office document.
     """

@@ -265,8 +265,8 @@ class DocumentReader:
         # SIGKILL and SIGTERM may also have been sent for another reason than the memory limit
         is_ambiguous = code in (-signal.SIGKILL, -signal.SIGTERM)
         return (BadDocument if is_ambiguous else DocumentTooLarge)(
-            f"{path}: the process that read it got {signal.Signals(-code).name}, probably because "
-            f"it takes more than {_MEMORY_BYTES >> 20} MiB of memory; split it, or leave it out."
+            f"{path}: its reading process got {signal.Signals(-code).name}, probably because the "
+            f"file takes more than {_MEMORY_BYTES >> 20} MiB of memory; split it, or leave it out."
         )
 
 

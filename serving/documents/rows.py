@@ -111,7 +111,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, _RawRow]]:
         names = file.schema_arrow.names
         if "id" not in names or not {"text", "contents"} & set(names):
             raise BadCorpus(
-                f"{path}: its columns are {', '.join(names)}; name two of them id and text, or "
+                f"{path}: its columns are {', '.join(names)}; rename two to id and text, or to "
                 "id and contents."
             )
         columns = [name for name in _RawRow.__struct_fields__ if name in names]

@@ -19,8 +19,8 @@ class SourceFile(Frozen):
     """A file, with the size and the time of change that it had when it was found."""
 
     name: str
-    """Path relative to the parent of the place where the file was found, with slashes, such as
-    `docs/a.txt`. Bytes that are not UTF-8 are escaped (`escaped`).
+    """Path with slashes, such as `docs/a.txt`. It begins with the name of the place (the file or
+    folder to index) where the file was found. Bytes that are not UTF-8 are escaped (`escaped`).
     """
     path: str
     """Absolute path. Bytes that are not UTF-8 are surrogates, as in `os.fsdecode`."""

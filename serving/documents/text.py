@@ -10,7 +10,7 @@ from serving.documents.document import Document, TextBlock, read_content, title_
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8",
-    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16: its mark is a prefix of this mark
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark is a prefix of this one
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
@@ -70,8 +70,9 @@ def web_encoding(label: str) -> str | None:
 
 
 def decode(content: bytes, path: Path, declared: str | None = None) -> str:
-    """Return `content` as text. The encoding is that of the byte order mark, or else UTF-8 if
-    `content` is valid UTF-8, or else `declared`, or else a guess.
+    """Return `content` as text. The first of these encodings that applies is used: the encoding of
+    the byte order mark; an encoding such as UTF-16, if the bytes look like it; UTF-8, if `content`
+    is valid UTF-8; `declared`; a guess.
 
     Lines that are valid UTF-8 are decoded as UTF-8, even if other lines need another encoding.
     Undefined bytes become U+FFFD. Raises `BadDocument` for binary content. `path`: file to name in

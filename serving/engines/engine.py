@@ -17,7 +17,7 @@ from serving.engines.loading import MAX_LOADED
 from serving.engines.process import OnChange, ServerProcess, Watch, keep_running
 
 Log = Callable[[str], None]
-"""A function that prints a line of progress."""
+"""Function that prints or logs a line of text about the progress."""
 
 _CPUINFO = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}

@@ -80,8 +80,8 @@ class Loading:
             loading = (adapters.load(version, folder) for adapters in self._replicas)
             results = await asyncio.gather(*loading, return_exceptions=True)
             failures = [result for result in results if isinstance(result, Exception)]
-            # If a replica is unreachable, the version is loaded into it later, when it refuses a
-            # call for that version
+            # If a replica is unreachable, the version is loaded into it later, when the replica
+            # refuses a call for that version
             for failure in failures:
                 unreachable = isinstance(failure, UpstreamUnavailable)
                 if not unreachable or len(failures) == len(self._replicas):

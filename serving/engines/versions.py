@@ -55,9 +55,7 @@ class VersionManifest(Frozen, kw_only=True, forbid_unknown_fields=True):
     created_at: str
     """Time of the publication in ISO 8601, UTC."""
     files: dict[str, str]
-    """SHA-256 of each file of the version, by the file's path in the folder. The manifest is left
-    out.
-    """
+    """SHA-256 of each file of the version except the manifest, by the file's path in the folder."""
 
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")

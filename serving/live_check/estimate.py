@@ -57,8 +57,8 @@ class Use(Frozen):
 def estimate(
     config: Config, measured: Mapping[RoleName, Measured]
 ) -> dict[RoleName, tuple[Use, Use]]:
-    """Return the use of each role for one question, as a pair: for a typical question, and the
-    maximum. `measured`: measurements of each role's model during the probe.
+    """Return the calls and tokens of each role for one question, as a pair: for a typical question,
+    and the maximum. `measured`: measurements of each role's model during the probe.
     """
     search = config.search
     allowed = {name: role.max_tokens for name, role in config.roles.by_name.items()}

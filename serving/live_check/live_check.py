@@ -1,7 +1,7 @@
 """The probes of `rolegate check --live`. They start the config's engines and send a few small
 requests to the models of the roles, the index or server of `[retrieval]`, the reranker and the tool
-servers. The requests are sent in the same way as by the gateway. Further indexes and the models of
-managers are not probed.
+servers. The requests are sent in the same way as the gateway sends them. Further indexes and the
+models of managers are not probed.
 """
 
 import asyncio
@@ -198,7 +198,7 @@ async def _probe_role(
     usage = ProbeResult(
         False,
         "none",
-        "the endpoint reports no token counts, so costs stay unknown; choose another to know them",
+        "costs stay unknown, because the endpoint reports no token counts; use another endpoint",
     )
     if completion.usage is not None:
         usage = ProbeResult(True, "counted")
@@ -246,8 +246,8 @@ async def _served(
 
 def _protocol(name: str, results: Sequence[Completion | BaseException]) -> ProbeResult:
     """Check the format of the outputs in a role's probe turns. The result says how many outputs
-    have the format that the role needs. If half of the outputs or more do not have it, the model
-    cannot do the role's work. `results`: the output or the error of each turn.
+    have the format that the role needs. If half of the outputs or more lack this format, the result
+    says that the model cannot do the role's work. `results`: the output or the error of each turn.
     """
     slips = []
     for turn, result in zip(TURNS[name], results, strict=True):
@@ -294,9 +294,9 @@ def _judged(
     at_most: Use,
     price: Price | None,
 ) -> RoleCheck:
-    """Return the check of a role: the results of its probe turns, of its model's context length and
-    price, and the cost of a question. `typical`, `at_most`: estimates of calls and tokens for one
-    question.
+    """Return the check of a role: the results of its probe turns, the assessment of its model's
+    context length and price, and the cost of a question. `typical`, `at_most`: estimates of calls
+    and tokens for one question.
     """
     probes = probed.probes
     if "stops" in probes:
@@ -315,7 +315,7 @@ def _judged(
 
 def _judged_context(tokens: int | None, typical: Use, at_most: Use) -> ProbeResult:
     if tokens is None:
-        calls = f"it must fit calls of {typical.longest} to {at_most.longest} tokens"
+        calls = f"set context_tokens; calls take {typical.longest} to {at_most.longest} tokens"
         return ProbeResult(None, "unknown", f"the model's context length is unknown; {calls}")
     if tokens >= at_most.longest:
         return ProbeResult(True, str(tokens))

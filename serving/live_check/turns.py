@@ -20,7 +20,7 @@ class ProbeTurn(NamedTuple):
     """
 
     due: type
-    """Type of the parsed output if it has the right format."""
+    """Type of the output after parsing, if the output has the right format."""
     text: str
     """The first user message."""
     then: tuple[Message, ...] = ()
@@ -63,7 +63,8 @@ DUE = {
     str: "an <answer>",
     tuple: "a <question>, or a <clarify>,",
 }
-"""Descriptions of expected outputs for messages, by the type of the parsed output."""
+"""Descriptions of the expected outputs, for messages. The keys are the types of the parsed outputs.
+"""
 
 # The questions use only words and names of the demo's corpus, because the demo's models know no
 # others. For all other models, they are plain English.

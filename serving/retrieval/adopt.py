@@ -137,8 +137,8 @@ def _checked(folder: Path, faiss_file: Path, embedder: Embedder) -> FaissIndex:
 
 
 def _is_of_embedder(passages: PassageStore, dense: VectorIndex, embedder: Embedder) -> bool:
-    """Return True if, for a sample of the passages, `embedder` computes the vectors that `dense`
-    stores.
+    """Return True if `embedder` has probably computed the vectors in `dense`. This is checked with
+    a sample of the passages.
     """
     rows = np.linspace(0, len(passages) - 1, min(_CHECKED, len(passages)), dtype=int).tolist()
     try:

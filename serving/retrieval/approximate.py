@@ -35,7 +35,9 @@ _HNSW_BREADTH = 128
 
 
 class ApproximateStore:
-    """The `VectorStore` for the types of index that FAISS index factory strings describe."""
+    """The `VectorStore` for compact indexes. Their types are FAISS index factory strings, such as
+    `HNSW32,SQ8`.
+    """
 
     def __init__(self, factory: str, memory_gb: float = 4.0, breadth: int | None = None) -> None:
         """`factory`: FAISS index factory string that matches `FACTORY`. `memory_gb`: max memory of
@@ -101,9 +103,9 @@ class ApproximateStore:
         write_faiss(index, folder / self._file)
 
     def _start(self, files: Iterable[Path], ids: Ids, exact: FaissIndex) -> tuple[Any, Ids]:
-        """Return a compact index, to which the caller adds the missing passages, and the ids in it.
-        The index is loaded from the first of `files` in which more than half of the entries belong
-        to passages. If there is no such file, the index is newly trained and empty.
+        """Return a compact index, and the ids of its entries. The caller adds the missing passages
+        to the index. The index is loaded from the first of `files` in which more than half of the
+        entries belong to passages. If there is no such file, the index is newly trained and empty.
         """
         import faiss
 

@@ -73,9 +73,9 @@ class Built(NamedTuple):
 
     manifest: Manifest
     files: FoundFiles
-    """The files that were found at the places to index."""
+    """The files that were found in the files and folders to index."""
     entries: Sequence[DocumentEntry]
-    """All source files, including those that could not be read."""
+    """Entries of all source files, including files that could not be read."""
     documents_read: int = 0
     """Number of new or changed files that were read."""
     embedded: int = 0
@@ -93,7 +93,7 @@ class Built(NamedTuple):
 
 
 class _Earlier(NamedTuple):
-    """The previous generation of the index, opened."""
+    """The previous generation of the index (the files of the previous build), opened."""
 
     manifest: Manifest
     entries: list[DocumentEntry]
@@ -252,9 +252,9 @@ class _Build:
             return None
 
     def _is_alike(self, manifest: Manifest) -> bool:
-        """Return True if the vectors of the previous generation can be reused: both builds have
-        word statistics or neither has, both use the same vector store, and no vector is missing.
-        `manifest`: manifest of the previous generation.
+        """Return True if the previous generation can be kept when no file has changed. It must have
+        word statistics if and only if `lexical` is true, have the same vector store, and have lost
+        no vectors. `manifest`: manifest of the previous generation.
         """
         return (
             has_words(manifest) == self.lexical
@@ -263,8 +263,8 @@ class _Build:
         )
 
     def _unchanged(self, earlier: _Earlier, files: FoundFiles) -> Built:
-        """Return the previous generation as the result of the build. If the numbers of unread files
-        have changed, write the new numbers to the generation's manifest.
+        """Return the previous generation as the result of the build. If the numbers of files that
+        were not read have changed, write them to the manifest.
         """
         counts = _files_not_read(files, earlier.entries)
         manifest = replace(earlier.manifest, files_not_read=counts)
@@ -299,8 +299,9 @@ class _Build:
         writer: PassageWriter,
         cutter: Cutter,
     ) -> DocumentEntry:
-        """Write the passages of one source file, and return the file's entry. If `known` is given,
-        the passages are copied from the previous generation; otherwise the file is read.
+        """Write the passages of one source file, and return the file's entry. `known`: the file's
+        entry in the previous generation, from which the passages are then copied; None to read the
+        file.
         """
         first = len(writer)
         error = ""
@@ -368,8 +369,8 @@ class _Build:
 
 
 class _VectorCache:
-    """Cache of vectors by text. It is filled from the previous generation and from unfinished
-    builds. Texts that are not in the cache are embedded.
+    """Cache of vectors by text. The cache is filled from the previous generation and from
+    unfinished builds. Texts that are not in the cache are embedded.
 
     New vectors are appended to a file. Each record of the file has the digest of a text, and the
     text's vector. If this build is killed, the next build reads the vectors from the file.
@@ -420,8 +421,8 @@ class _VectorCache:
         return vectors
 
     def _read_unfinished(self) -> NDArray[Any]:
-        """Return the records in the file of new vectors, up to the first damaged record, and
-        truncate the file there. Return an empty array if there is no file.
+        """Return the records that a killed build has left in the file of new vectors, up to the
+        first damaged record. Truncate the file there. Return an empty array if there is no file.
         """
         size = 0
         if self._path.exists():
@@ -475,6 +476,6 @@ def _nothing_to_index(entries: Sequence[DocumentEntry]) -> NoText:
         return NoText(failed[0].error, reasons=reasons)
     first = "".join(f"\n  {entry.error}" for entry in failed[:5])
     return NoText(
-        f"None of the {len(entries)} documents contains text that can be indexed; add some.{first}",
+        f"None of the {len(entries)} documents contains text to index; add other documents.{first}",
         reasons=reasons,
     )

@@ -25,7 +25,9 @@ BLOCK = 8192
 IDS = "ids.npy"
 """Name of the file with the id of each row."""
 _LEAST_CANDIDATES = 100
-"""Min number of candidates, so that the order of the first hits does not depend on `top_k`."""
+"""Min number of candidates of a query. With fewer candidates, the order of the first hits could
+depend on `top_k`.
+"""
 _SAMPLE = 200
 """Max number of sample passages for measuring the recall."""
 _FURTHEST = 5
@@ -81,9 +83,9 @@ class CandidateIndex(FaissIndex, ABC):
         return ranked
 
     def recall(self) -> dict[int, float]:
-        """Return the recall of searches, with the keys 3 and 5: the share of the 3 (or 5) nearest
-        passages that a search finds. It is the mean over searches for sample passages. Empty if
-        there are at most 5 passages.
+        """Measure the recall with searches for sample passages. The keys of the result are 3 and 5.
+        A value is the share of the 3 (or 5) nearest passages that are found, as a mean over the
+        searches. Empty if there are at most 5 passages.
         """
         if len(self) <= _FURTHEST:
             return {}
@@ -107,9 +109,9 @@ def _recall(top_k: int, found: Sequence[Sequence[Hit]], nearest: Sequence[Sequen
 
 
 def write_ids(folder: Path) -> Ids:
-    """Compute the ids of all passages in `folder`, the folder of a generation. Write the ids to a
-    file in it, and return them in the order of the rows. An id is a digest of a passage, its vector
-    and its metadata.
+    """Compute the ids of all passages in `folder`, the folder of a generation (one build of the
+    index). Write the ids to the file `IDS` there, and return them in the order of the rows. An id
+    is a digest of a passage, its vector and its metadata.
     """
     passages = PassageStore(folder)
     exact = FaissIndex.open(folder)

@@ -44,8 +44,8 @@ class VectorIndex(Protocol):
         the order of their numbers.
 
         `queries`: unit vectors, an array of the shape (batch, dimension). `among`: numbers of the
-        rows to search, sorted; None for all rows. `only`: the filter from which `among` was
-        computed, for databases that apply filters themselves.
+        rows to search, sorted; None for all rows. `only`: the filter from which the caller has
+        computed `among`. Databases such as Milvus apply the filter themselves.
         """
 
     def within(self, query: Vectors, rows: range) -> list[Hit]:
@@ -63,7 +63,9 @@ class VectorIndex(Protocol):
 
 
 class VectorStore(Protocol):
-    """A way to store and search the vectors of an index, such as Milvus. Methods block."""
+    """A way to store the vectors of an index and to search them, such as a FAISS file or Milvus.
+    Methods block.
+    """
 
     name: str
     """Name of the store. A build writes it to the manifest of the index. If the manifest has

@@ -35,8 +35,8 @@ WEIGHTS_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 
 _BATCH_QUERIES = 16
 _BATCH_PASSAGES = 64
-"""Number of passages in a batch of an in-process model; `_BATCH_QUERIES` is the number for queries.
-A batch has texts of similar length, because all its texts are padded to the longest text.
+"""Max texts in a batch of an in-process model: `_BATCH_QUERIES` queries or `_BATCH_PASSAGES`
+passages. A batch has texts of similar length, because all its texts are padded to the longest text.
 """
 _MAX_BYTES = 32 << 20
 """Max bytes of an endpoint's response. It is enough for 64 vectors of 16,384 dimensions as JSON."""
@@ -331,7 +331,7 @@ class OnnxEmbedder:
             self._inputs = {model_input.name for model_input in self._session.get_inputs()}
             self.dimension: int
             _, _, self.dimension = self._states(["a text"])[0].shape
-        except Exception as error:  # neither package has a base class of its errors
+        except Exception as error:  # the packages have no base class for their errors
             raise BadConfig(
                 f"{folder}: is not an ONNX export of a sentence encoder ({error}); export the "
                 "model again, with tokenizer.json in the same folder."
@@ -424,7 +424,7 @@ class EndpointEmbedder:
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         if not np.all(lengths > 0):  # also catches NaN
             raise self._endpoint.upstream.protocol_error(
-                "the embedding endpoint returned a vector of zeros or with NaN; check its model"
+                "the embedding endpoint returned a vector of zeros or with NaN; use another model"
             )
         return np.ascontiguousarray(vectors / lengths, dtype=np.float32)
 
@@ -455,7 +455,7 @@ class EndpointEmbedder:
             if [entry.index for entry in data] != list(range(len(texts))):
                 raise self._endpoint.upstream.protocol_error(
                     "the embedding endpoint must return one embedding per text "
-                    f"(texts: {len(texts)}, embeddings: {len(data)}); use an OpenAI-compatible one"
+                    f"(texts: {len(texts)}, embeddings: {len(data)}); use another endpoint"
                 )
             if wrong := {len(entry.embedding) for entry in data} - {self.dimension}:
                 raise self._endpoint.upstream.protocol_error(

@@ -147,7 +147,7 @@ class FaissIndex:
         except RuntimeError as error:
             raise BadIndex(
                 "this kind of FAISS index does not store the original vectors, so executors cannot "
-                "open its documents"
+                "open its documents; build the index of these documents with rolegate"
             ) from error
 
     def vectors(self, rows: Rows) -> Vectors:

@@ -43,7 +43,7 @@ class Gaps(Frozen):
 
 
 def gaps_of(manifest: Manifest, entries: Sequence[DocumentEntry]) -> Gaps:
-    """Return the gaps of an index. `entries`: all source files of the index."""
+    """Return the gaps of an index. `entries`: the entries of all source files."""
     return Gaps(
         manifest.files_not_read,
         [{"name": entry.source.name, "error": entry.error} for entry in entries if entry.error],

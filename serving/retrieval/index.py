@@ -25,8 +25,8 @@ DEPTH = 100
 is used. The number is constant, so that the order of the first hits does not depend on `top_k`.
 """
 _HITS_PER_PASSAGE = 8
-"""A search by vectors alone asks for this number of hits per passage to return, because hits with
-equal texts are returned only once.
+"""A search by vectors alone requests `top_k` times this number of hits, because several hits may
+have the same text, and only one of them is returned.
 """
 
 

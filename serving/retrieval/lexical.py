@@ -16,9 +16,9 @@ from serving.retrieval.dense import Hit
 from serving.retrieval.manifest import Manifest
 
 LEXICAL = "lexical-2"
-"""Name of the folder with the word statistics, inside the folder of a generation. The number in the
-name is increased when a change of this module splits texts into other words, because queries must
-be split in the same way as the passages of an index.
+"""Name of the folder with the word statistics, inside the folder of a generation. Queries must be
+split into words in the same way as the passages of an index. So when a change of this module splits
+texts differently, increase the number in the name.
 """
 OUTDATED = (
     "the word statistics were written by another version of rolegate; run `rolegate index build` "
@@ -36,8 +36,8 @@ class LexicalIndex:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """Read the word statistics in the folder of a generation. Raises `BadIndex` if they are
-        missing or damaged.
+        """Read the word statistics in `folder`, the folder of a generation (one build of the
+        index). Raises `BadIndex` if they are missing or damaged.
         """
         import bm25s
 

@@ -139,8 +139,8 @@ def publish(
     vectors: str = "Flat",
     recall: Mapping[int, float] = {},
 ) -> Manifest:
-    """Make the finished folder `BUILDING` in the index folder `out` the current generation, and
-    return the new manifest. The other arguments are fields of the manifest.
+    """Publish the finished folder `BUILDING` in the index folder `out` as the current generation,
+    and return the new manifest. The other arguments become fields of the manifest.
     """
     folder = out / BUILDING
     files: dict[str, FileEntry] = {}

@@ -262,7 +262,7 @@ def _properties(passage: StoredPassage) -> dict[str, Any]:
 def _condition(only: DocumentFilter) -> str:
     """Return a filter expression for Milvus. It matches the passages of all documents that `only`
     admits. It may also match passages of a few other documents, because special characters in texts
-    become wildcards. These passages are dropped later.
+    become wildcards. The passages of those other documents are dropped later.
     """
     texts = {
         "title": only.title.casefold(),

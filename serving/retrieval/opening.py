@@ -213,8 +213,8 @@ async def open_indexes(
 
 
 async def check_access(retriever: IndexRetriever) -> None:
-    """Raise `BadConfig` if the retriever cannot search within a single document, because the
-    setting `search.access` requires this. If the retriever is down, only log a warning.
+    """Raise `BadConfig` if the retriever cannot search within a single document. The setting
+    `search.access` needs such searches. If the retriever is down, only log a warning.
     """
     try:
         for passage in (await retriever.search(["document"], 1))[0]:
@@ -228,7 +228,7 @@ async def check_access(retriever: IndexRetriever) -> None:
             for name in (passage.document, "\0"):
                 await retriever.search(["document"], 1, name)
     except (UpstreamRefused, BadIndex) as error:
-        raise BadConfig(f"search.access: {error}; set search.access to false.") from error
+        raise BadConfig(f"search.access: {error}, or set search.access to false.") from error
     except UpstreamError:
         _log.warning("retrieval.access_unchecked")
 

@@ -46,8 +46,8 @@ class PassageStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the files in `folder`, the folder of a generation. Raises `BadIndex` if the files
-        are missing or do not belong together.
+        """Open the files in `folder`, the folder of a generation (one build of the index). Raises
+        `BadIndex` if the files are missing or do not belong together.
         """
         self._path = folder / PASSAGES
         self._admitted: LRUCache[DocumentFilter, NDArray[np.int64]] = LRUCache(64)
@@ -157,9 +157,9 @@ class PassageWriter:
     def write(self, placed: Iterable[tuple[str, StoredPassage]]) -> None:
         """Add passages. If an error is raised, no passage is added.
 
-        `placed`: pairs of a place and a passage. Errors about the passage name the place, such as a
-        file. Raises `DuplicateId` if an id occurs twice, and the errors that iterating over
-        `placed` raises.
+        `placed`: pairs of a place, such as `FILE:LINE`, and a passage. The place is only used in
+        errors about the passage. Raises `DuplicateId` if an id occurs twice, and the errors that
+        iterating over `placed` raises.
         """
         before = len(self)
         try:

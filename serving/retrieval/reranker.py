@@ -1,6 +1,5 @@
-"""Reranking: a model sorts the passages that a search has found by relevance. The model's endpoint
-has the rerank API of Jina, Cohere and vLLM (`POST …/rerank`), or the score API of vLLM (`POST
-…/score`).
+"""Reranking: a model sorts the results of a search by relevance. The model's endpoint has the
+rerank API of Jina, Cohere and vLLM (`POST …/rerank`), or the score API of vLLM (`POST …/score`).
 
 A search never fails because of the reranker. If reranking fails, the passages keep their order, and
 the error is recorded with the search.

@@ -93,8 +93,8 @@ class Metrics:
         )
         self._quota_left = Gauge(
             "rolegate_quota_left_ratio",
-            "Part of a tenant's quota that is not spent, from 0 to 1. The tenant other has the "
-            "smallest part of all further tenants",
+            "Part of a tenant's quota that is not spent, from 0 to 1. The tenant other stands "
+            "for all tenants after the first 50, and has the smallest of their parts",
             ("tenant", "quota"),
             registry=registry,
         )

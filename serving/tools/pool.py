@@ -47,7 +47,7 @@ class ToolPool:
         """Call a tool of one of the servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
             raise ToolFailed(
-                "this worker may not call this server; add it to `tools` of its manager",
+                "this worker may not call this server; add the server to `managers.NAME.tools`",
                 endpoint=f"tools.{tool.server}",
             )
         return await server.call(tool.name, arguments)
@@ -112,8 +112,9 @@ class _Server:
         self.closing = False
 
     def within(self, stack: AsyncExitStack) -> "_Server":
-        """Return the server for one worker. With `own_sessions`, it has the worker's own session,
-        which ends when `stack` is closed.
+        """Return the object through which one worker calls the server. With `own_sessions`, this is
+        a new object with its own session, which ends when `stack` is closed; otherwise, it is this
+        object.
         """
         return _OwnServer(self, stack) if self._config.own_sessions else self
 
@@ -136,7 +137,7 @@ class _Server:
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    "the server has no tool of this name, or its `allow` lacks it; add it there",
+                    "the server has no tool of this name, or `allow` omits it; correct `allow`",
                     endpoint=self._endpoint,
                 )
             try:

@@ -34,7 +34,7 @@ _STDERR_BYTES = 4096
 _TOO_LARGE = "the server's answer is too large for `max_chars`, or is compressed; ask for less"
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*[,}]')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-"""Patterns for the field `id` in a line of JSON, if `id` is the first or the last field. It
+"""Patterns for the field `id` in a line of JSON, if `id` is the first or the last field. The id
 identifies the request that the line answers. Text inside a JSON string cannot match.
 """
 
@@ -107,8 +107,8 @@ async def child_process(
 async def _spawn(
     command: Sequence[str], variables: Mapping[str, str], max_line_bytes: int
 ) -> asyncio.subprocess.Process:
-    """Start a command in a new process session (`setsid`). The program is looked up in the PATH of
-    the program's environment. Raises `OSError`, such as `FileNotFoundError` if there is no such
+    """Start a command in a new process session (`setsid`). The program is looked up in the PATH
+    that the program itself gets. Raises `OSError`, such as `FileNotFoundError` if there is no such
     program.
     """
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
@@ -175,7 +175,7 @@ def _message(line: bytes, *, complete: bool) -> SessionMessage | None:
     if (answered := _ID_FIRST.match(line) or _ID_LAST.search(line[-_EDGE_BYTES:])) is None:
         return None
 
-    message = "the server's answer is not a valid MCP message" if complete else _TOO_LARGE
+    message = "the answer is no valid MCP message; update the server" if complete else _TOO_LARGE
     return SessionMessage(
         JSONRPCError(
             jsonrpc="2.0",

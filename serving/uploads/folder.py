@@ -40,7 +40,9 @@ from serving.retrieval.passages import DocumentEntry
 
 _LONGEST_NAME = 512
 _LONGEST_PART = 200
-"""Max bytes of a document's name (`_LONGEST_NAME`), and of a part of the name between slashes."""
+"""Max bytes of a part of a document's name between slashes. The whole name may have at most
+`_LONGEST_NAME` bytes.
+"""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -195,9 +197,9 @@ class TenantFolder:
             file.write(piece)
 
     def commit(self, file: BufferedWriter, name: str) -> SourceFile:
-        """Make the file of an upload the document `name`, and return the document's file. When the
-        method returns, the document survives a power failure. Raises `StoreFailed`, and the errors
-        of `check_size` and `used_without`.
+        """Move the file of a complete upload to its place as the document `name`, and return the
+        document's file. When the method returns, the document survives a power failure. Raises
+        `StoreFailed`, and the errors of `check_size` and `used_without`.
         """
         target = self._documents / name
         with _disk_errors():

@@ -14,8 +14,8 @@ from serving.retrieval.searcher import IndexSearcher
 
 class UploadsIndex:
     """An `IndexRetriever` for the documents that a tenant has uploaded. Builds may create and
-    remove the index of these documents while the gateway runs. The first search opens the index,
-    because many tenants may never search.
+    remove the index of these documents while the gateway runs. The index is not opened before the
+    first search, because many tenants may never search.
     """
 
     def __init__(self, name: str, folder: Path, embedder: Embedder) -> None:

@@ -230,7 +230,8 @@ class StoredUploads:
 
     def _build(self, tenant: str, check: Check) -> None:
         """Build a tenant's index, and store the record of the build. A document that the last build
-        could not read is not read again, unless it has changed since. Blocks.
+        could not read is not read again, unless the document or the settings of the build have
+        changed. Blocks.
         """
         folder = self._folder(tenant)
         with build_lock(folder.path, wait=True, waiting=check):

@@ -226,8 +226,8 @@ def test_a_limit_in_dollars_needs_prices(commands: Commands) -> None:
     """A missing price is reported when the limit is set, before any question is refused."""
     _, err = commands.run("tenants set acme --usd-per-day 5")
     assert err.startswith(
-        "no price is known for m: calls of this model for tenant acme are refused until the "
-        "config has [prices."
+        "no price is known for m: because of its limit in dollars, acme cannot call this model "
+        "until the config has [prices."
     )
     assert commands.run("tenants set acme --usd-per-day none")[1] == ""
 

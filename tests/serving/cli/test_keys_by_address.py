@@ -100,7 +100,7 @@ async def test_a_tenant_is_set(command: Command) -> None:
     """Settings that are not named are kept, and `none` removes a limit."""
     out, err = await command("tenants set acme --usd-per-day 5 --index shared --no-training")
     assert "5.00" in out
-    assert err.startswith("no price is known for m: calls of this model for tenant acme")
+    assert err.startswith("no price is known for m: because of its limit in dollars, acme")
     acme = await read(command, "tenants set acme --runs-in-flight 3 --usd-per-day none")
     assert (acme["runs_in_flight"], acme["nano_usd_per_day"]) == (3, None)
     assert (acme["indexes"], acme["training"]) == (["shared"], False)

@@ -425,13 +425,13 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables('[server]\naddress = "a"'),
-            "server.address: 'a' is not host:port, with a port of 0 to 65535.",
+            "server.address: 'a' is not host:port (port 0 to 65535), such as 127.0.0.1:50551.",
         ),
         (
             with_tables('[server]\nhttp_hosts = ["gateway.example", "https://gateway.example"]'),
             (
-                "server.http_hosts: 'https://gateway.example' is not a host name such as "
-                "gateway.example."
+                "server.http_hosts: 'https://gateway.example' is not a host name; write "
+                "only the name, such as gateway.example."
             ),
         ),
         (with_tables("[server.tls]\ncertificate = 'a.pem'"), "server.tls.key: missing"),
@@ -445,7 +445,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             in_role('replicas = ["http://127.0.0.1:1/v1/"]'),
-            "roles.delegation.replicas: contains a URL twice, or that of base_url; remove it.",
+            "roles.delegation.replicas: contains a URL twice, or the URL of base_url; remove one.",
         ),
         (
             in_role("context_tokens = 9\nmax_tokens = 9"),
@@ -555,11 +555,11 @@ def test_an_address_needs_a_valid_port(address: str, good: bool) -> None:
         ("command = ['a']\nurl = 'http://a/mcp'", "tools.web: set exactly one of command"),
         (
             "url = 'http://a/mcp'\nenv = ['A']",
-            "tools.web.env: applies only to a server with command; a server with url has headers",
+            "tools.web.env: applies only to a server with command; for a server with url,",
         ),
         (
             "command = ['a']\nheaders = {Key = 'A'}",
-            "tools.web.headers: applies only to a server with url; a server with command has env",
+            "tools.web.headers: applies only to a server with url; for a server with command,",
         ),
         ("url = 'a/mcp'", "tools.web.url: must be http://"),
     ],

@@ -129,7 +129,7 @@ def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
         ({"id": ["a", "b"], "text": ["first", None]}, ":2: missing required field `text`"),
         (
             {"question": ["a"], "answer": ["b"]},
-            ": its columns are question, answer; name two of them id and text",
+            ": its columns are question, answer; rename two to id and text",
         ),
     ],
 )
