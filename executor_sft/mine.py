@@ -90,8 +90,8 @@ async def select(
     judge: bool,
     limit: int | None = None,
 ) -> tuple[Selection, list[Call]]:
-    """Return the questions of stored runs to answer again, newest first, and the model calls of
-    these runs.
+    """Select questions of stored runs for the teacher to answer again. Return these questions,
+    newest first, and the model calls of their stored runs.
 
     If a question was asked several times, only its newest run is used. `log`: the archive of runs.
     `wanted`: filter of the runs; it must leave out tenants that opted out. `evaluation`: held-out
@@ -206,8 +206,8 @@ _TIMES: Mapping[str, tuple[RoleName, float]] = {
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
-"""Assumptions of the cost estimate: for each role of a rollout, a role of the stored runs and a
-factor. The rollout's role is expected to use the tokens of the stored runs' role, times the factor.
+"""For each role of a rollout: (role of the stored runs, factor). The cost estimate assumes that the
+rollout's role uses as many tokens as that role used in the stored runs, times the factor.
 """
 
 

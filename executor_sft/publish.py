@@ -60,8 +60,8 @@ def publish(
     evaluation: Path | None = None,
     step: int | None = None,
 ) -> Path:
-    """Write a new version, and return its folder. If a version with the same files exists, return
-    the folder of that version instead.
+    """Write a new version, and return its folder. If a published version has the same files, write
+    nothing, and return the folder of that version.
 
     `trained`: result folder of the training. `evaluation`: an `evaluation.json` to store in the
     manifest. `step`: for results of `rolegate sft reinforce`, the step whose adapter is published;
@@ -88,7 +88,7 @@ def publish(
             files[name.removeprefix(f"{source}/")] = digest
     if not files:
         raise BadVersion(
-            f"{trained}: has no executor in {source}; name another --step or training."
+            f"{trained}: has no executor in {source}; pass an earlier --step, or another training."
         )
     recipe = manifest.origin.settings
     rank = None

@@ -34,8 +34,8 @@ class Origin(Frozen, forbid_unknown_fields=True):
     step: str
     """Name of the step, such as `filter`."""
     inputs: dict[str, str]
-    """SHA-256 of every input file; keys are purposes, such as `questions`. For an input that is the
-    folder of another step, the SHA-256 of that step's manifest.
+    """SHA-256 of every input; keys are purposes, such as `questions`. If an input is the folder of
+    another step, the SHA-256 is that of the other step's manifest.
     """
     settings: dict[str, Any]
 
@@ -56,13 +56,13 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
 
 
 class Step(Frozen):
-    """A step that has begun, with the folder of its results, and its inputs and settings."""
+    """A step that has begun: the folder of the step's results, its inputs and its settings."""
 
     folder: Path
     origin: Origin
     inputs: Mapping[str, Path]
     begun_s: float
-    """Monotonic time at which this command began the step or resumed it."""
+    """Time at which this command began or resumed the step, in seconds of the monotonic clock."""
 
     @classmethod
     def begin(

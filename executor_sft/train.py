@@ -184,7 +184,8 @@ def _train(
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return the paths of the config and the weights in the folder `model`, as inputs of the step.
+    """Return the paths of the config and the weights in the folder `model`. They become inputs of
+    the step, under these keys.
 
     Raises `BadConfig` if a file is missing, or if the data set was made for another tokenizer.
     """
@@ -264,7 +265,7 @@ def _trainer(
     devices: int,
 ) -> Any:
     """Return a trainer of TRL for the base model in the folder `base`. It trains on exactly these
-    rows, none of which is shortened.
+    rows, and shortens none.
 
     `checkpoints`: folder for checkpoints. `devices`: number of devices. Raises `BadConfig` if base
     model, rows and recipe do not fit together.

@@ -101,5 +101,5 @@ def _file_name(identity: str) -> str:
 
 
 def _norm(column: Column) -> str:
-    """Return the form in which WideSearch compares names of columns."""
+    """Return a column's name as WideSearch compares it: in lower case, without spaces."""
     return column.name.strip().lower().replace(" ", "")
