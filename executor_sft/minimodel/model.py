@@ -92,8 +92,8 @@ def new_model(
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Train a tokenizer on `texts`, and return it.
 
-    Each piece of text between tags or line breaks gets a leading space. So a name has the same
-    tokens wherever it occurs, and a model copies a name by copying its tokens.
+    Each piece of text between tags or line breaks gets a leading space. A name therefore has the
+    same tokens everywhere, and a model copies a name by copying these tokens.
     """
     from transformers import PreTrainedTokenizerFast
 

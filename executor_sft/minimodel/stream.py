@@ -36,11 +36,11 @@ GENERALIST_WORLDS_PER_STAGE = 10
 ROW_TOKENS = 512
 BATCH_TOKENS = 4096
 _TALK_SHARE = 0.5
-"""Share of conversations about follow-up questions in the backbone's training with `talks`. These
-conversations are short.
+"""In the backbone's training with `talks`: share of conversations that are about follow-up
+questions. These conversations are short.
 """
 _WAITING = 64
-"""Number of conversations that wait to be packed into rows."""
+"""Number of waiting conversations, from which rows are packed."""
 Encoded = tuple[list[int], list[bool]]
 """Token ids of a conversation, and for each token whether the model writes it."""
 
@@ -75,8 +75,9 @@ class Batch:
 
 
 def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Return the token ids of a conversation as the serving engine sees them, and for each token
-    whether the model writes it. The model writes its turns, with their end-of-turn tokens.
+    """Return the token ids of a conversation, as the serving engine sees them, and for each token
+    True if the model writes it. The model writes the assistant's turns and their end-of-turn
+    tokens.
     """
     ids: list[int] = []
     written: list[bool] = []
@@ -98,14 +99,14 @@ def conversations(
     tables: bool = False,
     talks: bool = False,
 ) -> Iterator[Dialogue]:
-    """Yield gold (entirely right) conversations about the training worlds with the numbers
-    `first_world`, `first_world + 1`, and so on, endlessly.
+    """Yield gold (entirely right) conversations about training worlds, endlessly. The first world
+    has the number `first_world`, and each next world has the next number.
 
     `role`: role whose conversations to yield. `system`: system prompts. `two_searches`: let
-    executors search a second time if needed. `passages`: passages per search; None to begin with
-    one passage and advance to two, then three, because a model learns copying faster in a short
-    context. `tables`: add conversations about tables, about a third of all tokens. `talks`: for the
-    backbone, add conversations about follow-up questions.
+    executors search a second time if needed. `passages`: passages per search. If None, searches
+    return one passage in the first worlds, then two, then three, because a model learns copying
+    faster in a short context. `tables`: add conversations about tables, about a third of all
+    tokens. `talks`: for the backbone, add conversations about follow-up questions.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     world_type: type[World | CompositionalWorld] = (

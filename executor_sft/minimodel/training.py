@@ -127,8 +127,8 @@ def _loss(
 
 
 def _weights(batch: Batch, context_weight: float) -> Tensor:
-    """Return the loss weight of each predicted token, as a tensor (rows * (row_tokens - 1)) of
-    float32. Tokens that begin a conversation, and padding, have weight 0.
+    """Return the loss weight of each predicted token, as a float32 tensor of the shape (rows *
+    (row_tokens - 1)). Tokens that begin a conversation, and padding, have weight 0.
     """
     inside = (batch.positions[:, 1:] > 0).float()
     return (inside * torch.where(batch.written[:, 1:], 1.0, context_weight)).flatten()

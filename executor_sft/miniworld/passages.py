@@ -29,8 +29,8 @@ class Statement:
 
 
 class Library:
-    """All passages of a world, in a fixed order. Records the sentences that state facts, that point
-    to facts on other pages, and that explain aliases.
+    """All passages of a world, in a fixed order. Records the sentences that state facts, the
+    sentences that name another page for a fact, and the sentences that explain aliases.
     """
 
     def __init__(self, world: World, prefix: str = "mini", edition: str = "") -> None:

@@ -25,8 +25,8 @@ WORDS = "he she his her him it its what about and who whom do you mean by".split
 """Words that occur only in follow-up questions."""
 _ABOUT = ("What about {}?", "And {}?", "And what about {}?")
 _SIMPLE_SHARE = 0.3
-"""Share of training conversations about a question of one hop. The backbone's other training has no
-such questions.
+"""Probability that the next lesson is about a question with one hop, instead of a follow-up
+question. The backbone's other training data have no questions with one hop.
 """
 _MAX_TRIES = 50
 
@@ -194,8 +194,8 @@ class Talks:
         return self._rng.choice((("he", "his", "him"), ("she", "her", "her")))
 
     def _unresolved(self, before: _Topic, history: list[Message]) -> Talk:
-        """Return a conversation whose last question has a pronoun that refers to nothing in the
-        conversation, or to either of two people.
+        """Return a conversation whose last question cannot be resolved. Its pronoun refers to
+        nothing in the conversation, or to either of two people.
         """
         if before.start.kind == "person" and before.answer and before.answer.kind == "person":
             topic = self._topic(self._rng.choice(self._by_kind["person"]))

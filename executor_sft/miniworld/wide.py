@@ -76,7 +76,8 @@ class SetWords(NamedTuple):
     verb: str
     """Verb of the event in the members' year, such as `founded`."""
     years: tuple[int, ...]
-    """Years that the delegator names, one in each turn, so that searches find members' own pages.
+    """Years for the delegator's questions, one year per turn. A question that names a year lets the
+    search find members' own pages.
     """
 
 
@@ -101,7 +102,9 @@ _ASKED = (
 
 
 class Stated(NamedTuple):
-    """Members of an entity set that a single passage names, and the sentence that names them."""
+    """Names that one passage lists as members of an entity set, and the sentence to cite for them.
+    A register may list wrong names.
+    """
 
     names: tuple[str, ...]
     sentence: str
@@ -122,7 +125,7 @@ class EntitySet:
     before: int | None = None
     """All members' years are before this year; None for any year."""
     stated: dict[str, Stated] = field(default_factory=dict)
-    """Members that each passage names, by passage id. The passages are registers, and members' own
+    """Names of members in each passage, by passage id. The passages are registers, and members' own
     pages.
     """
     registers: list[str] = field(default_factory=list)
@@ -151,8 +154,8 @@ class EntitySet:
         return [page for at, page in enumerate(self.registers) if _letter(at) == letter]
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
-        """Return the members that an executor should report for a question about the set, each with
-        the sentence that names it. There are at most `MAX_NAMES` members, each only once.
+        """Return the names that an executor should report for a question about the set, with the
+        sentences to cite. There are at most `MAX_NAMES` names, and each occurs once.
 
         `passages`: ids of the passages that the executor was shown.
         """
@@ -201,8 +204,8 @@ class TableTask:
 
     @property
     def conditions(self) -> list[Condition]:
-        """Conditions that the members of the sets meet, and no other entities. Only a single set
-        can have a condition on years.
+        """Conditions that all members of the sets meet, and that no other entity meets. Only a
+        single set can have a condition on years.
         """
         kind = self.sets[0].kind
         columns = _COLUMNS[kind]
@@ -312,8 +315,8 @@ class WideWorld:
         return names
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """Return the place of each cell's value: one list for each row, with one place for each
-        column. The key column is first.
+        """Return the place (`Reach`) of each cell's value: one list for each row, with one place
+        for each column. The key column is first.
         """
         listed = self.listed(task)
         table: list[list[Reach]] = []
@@ -399,8 +402,8 @@ class WideWorld:
         return itertools.islice(sets, _OWNERS)
 
     def _early(self, entities: EntitySet, rng: random.Random) -> EntitySet | None:
-        """Return the members whose own year is before a random one of `_YEARS`, as a set for a
-        small table. Return None if no year gives a set of the right size.
+        """Choose a year from `_YEARS` at random. Return the members with earlier years, as a set
+        for a small table. Return None if no year gives a set of the right size.
         """
         (year,) = (column for column in _COLUMNS[entities.kind] if column.value == "year")
         dated = [(int(value), row) for row in entities.members if (value := self.gold(row, year))]
@@ -422,7 +425,7 @@ class WideWorld:
 
     def _register(self, group: EntitySet, rng: random.Random) -> None:
         """Write the registers of a set. In `group.stated`, record the names in each register. Also
-        record the members whose own pages state that they belong to the set.
+        record each member whose own page states that the member belongs to the set.
         """
         facts = self.world.facts
         knobs = self._knobs

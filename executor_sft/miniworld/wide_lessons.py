@@ -26,13 +26,13 @@ from router.table.table_delegation import MAX_HOLES, MAX_KEYS, opening
 from router.trace.table import Condition
 
 _LISTS = 0.7
-"""In this share of an executor's conversations, it looks for rows of a table."""
+"""Share of an executor's conversations in which the executor looks for rows of a table."""
 _UNSTATED = 0.1
-"""In this share of an executor's conversations, it looks for a cell that no page states. In the
-remaining conversations, it looks for a cell that a page states.
+"""Share of an executor's conversations in which the executor looks for a cell that no page states.
+In all remaining conversations, a page states the cell.
 """
 _FAILING = 0.1
-"""Share of searches for rows that find nothing although there are rows."""
+"""Probability that a search for rows finds nothing, although there are rows."""
 
 
 def table_request(task: TableTask) -> str:

@@ -27,8 +27,8 @@ _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "rk", "s", "sk", "st", "th", "v"
 
 
 def side_of(word: str) -> Side:
-    """Return the use of names with this word, for training or for tests. The result depends only on
-    the word, so it is the same in every world.
+    """Return `train` if names with this word are for training, `test` if they are for tests. The
+    result depends only on the word, so all worlds agree.
     """
     return "test" if hashlib.sha256(word.lower().encode()).digest()[0] % 2 else "train"
 
@@ -64,7 +64,7 @@ chronicle that states the value. `shared`: the page names another subject with t
 FIRST_YEAR = 1640
 """First year in which people of the first generation are born."""
 GENERATION_YEARS = 30
-"""Number of years in which the people of a generation are born."""
+"""Length, in years, of the period in which the people of a generation are born."""
 _COUPLES = 130
 """Couples in each of the three generations."""
 _CITIES = 120
@@ -85,8 +85,8 @@ class Entity:
     kind: Kind
     name: str
     alias: str | None = None
-    """Pen name, former name or working title. Only one passage, with the alias as its title, says
-    whose alias it is.
+    """Pen name, former name or working title. Only one passage explains the alias; the title of
+    that passage is the alias.
     """
     occupation: str | None = None
     """Occupation of a person who has the same name as another person; else None."""
