@@ -73,7 +73,8 @@ def reward_parts(
 ) -> RewardParts:
     """Return the parts of a run's reward. All parts are 0 if the run has no `readable` answer.
 
-    `answer`: score of the answer, from 0 to 1. `longest`: tokens of the run's longest turn.
+    `answer`: score of the answer or table, from 0 to 1. `searched`: True if any agent searched.
+    `longest`: number of tokens of the run's longest turn. `sub_queries`: number of sub-queries.
     """
     if not readable:
         return RewardParts()
@@ -99,7 +100,7 @@ def is_readable(result: Trajectory | TableRun) -> bool:
 
 
 def item_f1(run: TableRun, right: Sequence[Sequence[str]]) -> float:
-    """Return the item F1 of a filled table against the `right` rows."""
+    """Return the item F1 (F1 over cells) of a filled table against the `right` rows."""
     rows = [[cell.value for cell in row.cells] for row in table_of(run).rows]
     return table_score(run.schema, rows, right).item_f1
 
