@@ -24,12 +24,12 @@ _CONCURRENCY = 32
 _HELD_OUT = 13
 """Seed of the held-out world."""
 _ARMS = {"unfiltered": ["--none"], "filtered": []}
-"""Arms of the experiment, named after the trajectories to train on. Values are flags for `rolegate
-sft filter`.
+"""Arms of the experiment: for each kind of trajectories to train on, the flags for `rolegate sft
+filter`.
 """
 _MIX = "student_single=1000,teacher_single=500,teacher_multi=668"
-"""Max trajectories of each stratum, as in the TBSS paper. Both arms have these limits, so that they
-train on different, but almost equally many trajectories.
+"""Max trajectories of each stratum (kind of trajectory), as in the TBSS paper. Both arms have these
+limits, so that they train on almost equally many trajectories.
 """
 
 

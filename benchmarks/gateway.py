@@ -51,7 +51,7 @@ _PASSAGE = Passage(
 
 
 def canned(asked: ChatRequest) -> str:
-    """Return the text that the simulated model of a role writes. Sub-queries and search queries
+    """Return the text that the simulated model `asked.model` writes. Sub-queries and search queries
     contain the question, so that different questions have no queries in common.
     """
     about = asked.texts[1] if len(asked.texts) > 1 else ""
@@ -154,7 +154,9 @@ def canned_config(
 
 
 Double = Literal["retriever", "no-store"]
-"""Replacement of a part of the gateway: `retriever` or `no-store`, as in the module's docstring."""
+"""Replacement of a part of the gateway. `retriever`: a retriever in the gateway's process.
+`no-store`: a store that keeps nothing.
+"""
 
 
 def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child]:

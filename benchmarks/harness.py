@@ -70,8 +70,8 @@ def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def work_folder(kept: Path | None) -> Iterator[Path]:
-    """Yield the folder `kept`, which is created if missing. If `kept` is None, yield a temporary
-    folder instead, which is deleted on exit.
+    """Yield the folder `kept`, and create it if it is missing. If `kept` is None, yield a temporary
+    folder instead, and delete it on exit.
     """
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
@@ -150,7 +150,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """Return the memory, in bytes, that a process does not share with other processes."""
+    """Return the number of bytes of memory that only this process uses (USS)."""
     return int(process.memory_full_info().uss)
 
 

@@ -55,9 +55,9 @@ _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
 """Max seconds to wait for the gate's decision after the last answer."""
 _CANARY_SHARE = 0.5
-"""Share of the questions that the canary works on. At 0.5, every question is a trial, which
-compares the two versions. At the default of 0.2, only two fifths are trials: the questions of the
-canary, and equally many of the active version.
+"""Share of the questions that the canary (the version on trial) works on. At 0.5, every question
+counts in the comparison of the two versions. At the default of 0.2, only two fifths count: the
+questions of the canary, and equally many of the active version.
 """
 _NOISE = 2
 """Standard deviation of the noise that degrades a version, relative to the standard deviation of
@@ -96,7 +96,7 @@ class StageScores(Frozen):
 
 
 class Figures(Frozen):
-    """Checks of the loop, results of its stages, and the gate's decisions."""
+    """Checks, results of each stage, and the gate's decisions about versions."""
 
     checks: list[Check]
     asked: list[StageScores]

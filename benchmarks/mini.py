@@ -56,16 +56,16 @@ class Options(harness.Options):
 
 
 class GroupScores(Frozen):
-    """Exact match on one group of questions, as shares of 1."""
+    """Exact match on one group of questions, from 0 to 1."""
 
     group: str
     questions: int
     exact_match: float
     """Exact match of whole runs."""
     with_gold_decomposition: float
-    """Exact match of executor and answerer, given the gold sub-queries."""
+    """Exact match if executors get the gold (right) sub-queries instead of the delegator's."""
     with_gold_reports: float
-    """Exact match of the answerer, given the gold reports."""
+    """Exact match if the answerer gets the gold (right) reports instead of the executors'."""
 
 
 class RoleTokens(Frozen):
@@ -82,7 +82,7 @@ class Figures(Frozen):
 
     rows: list[GroupScores]
     delegation_turns: int
-    """Number of the delegator's turns that could be judged."""
+    """Number of the delegator's judged turns. A turn after a wrong turn is not judged."""
     delegation_turns_right: float
     """Share of the judged turns that are right; see `QuestionRun.delegation_turns`."""
     executor_runs: int
@@ -93,8 +93,8 @@ class Figures(Frozen):
     two_search_share: float
     """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
-    """Share of the executor's reports that are right, over gold sub-queries that need only one
-    search. A report is right if its answer equals the gold answer.
+    """Share of right reports, over the gold sub-queries that need only one search. A report is
+    right if its answer equals the gold answer.
     """
     tokens: list[RoleTokens]
 
@@ -235,7 +235,9 @@ def _malformed_is_wrong() -> Iterator[None]:
 
 
 def figures_of(asked: Sequence[QuestionRun]) -> Figures:
-    """Return the exact match of each group of questions, and the figures of each role."""
+    """Return the exact match of each group of questions, and the figures of each role. `asked`: all
+    questions with their answers.
+    """
     groups: dict[str, Callable[[QuestionRun], bool]] = {
         "all": lambda _: True,
         "2-hop": lambda result: result.question.type == "2-hop",

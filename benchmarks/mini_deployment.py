@@ -27,8 +27,8 @@ class MiniDeployment(Frozen):
     """Running engines of the mini models, and a running retrieval service."""
 
     of: Config
-    """Config from which engines and retrieval were started: the preset `mini`, in some benchmarks
-    with the documents of another world.
+    """Config of the running engines and retrieval: the preset `mini`, in some benchmarks with the
+    documents of another world.
     """
     engines: Mapping[str, str]
     """Base URL of each engine, by name."""

@@ -49,7 +49,9 @@ class RankingScores(Frozen):
     hit: dict[int, float]
     """For each k, the share of questions whose supporting passages are all among the first k."""
     recall: dict[int, float]
-    """For each k, the mean share of a question's supporting passages among the first k."""
+    """For each k: share of a question's supporting passages that are among the first k, as a mean
+    over questions.
+    """
 
 
 class Figures(Frozen):
@@ -60,8 +62,8 @@ class Figures(Frozen):
     passages_per_s: float | None
     """Passages embedded and indexed per second, BM25 included; None if the index existed before."""
     queries_per_s: float
-    """Number of queries per second, with embedding and all three rankings. All queries are one
-    batch.
+    """Number of queries per second. The time includes embedding and all three rankings, of all
+    queries in one batch.
     """
     scores: list[RankingScores]
 

@@ -111,7 +111,9 @@ class _Connection(asyncio.Protocol):
         self._after(_FIRST, self._loop.time())
 
     def _after(self, tokens: int, last: float) -> None:
-        """Schedule the next token, at `last` plus the time of `tokens` tokens."""
+        """Schedule the writing of the next token: at the time `last`, plus the time that `tokens`
+        tokens take.
+        """
         due = last + tokens * self._token_s
         self._loop.call_at(due, self._next, due)
 

@@ -30,20 +30,20 @@ class SweepCell(Frozen):
 
     name: str
     pairs: Pairs
-    """Entry of the plan's `pairs` from which the cell was made."""
+    """Entry of the plan's `pairs` to which the cell belongs."""
     backbone: str
     """Name of the backbone's model in the plan."""
     executor: str | None
     """Name of the executor's model in the plan; None if the backbone works alone."""
     config: Config
-    """Config of the plan with the cell's models."""
+    """The plan's config, with the cell's models in the roles."""
     adapter: Path | None
     """Folder of the executor's adapter for the model of `roles.execution`; None without an adapter.
     """
 
     @property
     def topology(self) -> str:
-        """Return the name of the topology, which says which agents search and answer."""
+        """Return the topology: the name for the set of agents that search and answer."""
         return self.pairs.topology
 
     @property
@@ -78,7 +78,7 @@ class SweepCell(Frozen):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return everything that determines the cell's model calls, as values that can be encoded
+        """Return everything that determines the cell's model calls, by name. Values can be encoded
         as JSON.
         """
         in_cell = {f"{name}, here": role for name, role in self.roles.items()}
@@ -157,8 +157,8 @@ def _in_role(
     model: StudyModel,
     name: str,
 ) -> RoleConfig:
-    """Return the role with the settings of a model of the plan. `name`: the model's name. Raises
-    `BadConfig` for keys that roles do not have.
+    """Return the role with a model of the plan and the model's settings. `name`: the model's name
+    in the plan. Raises `BadConfig` for keys that roles do not have.
     """
     described: dict[str, Any] = msgspec.to_builtins(role)
     if model.settings.get("model", role.model) != role.model:

@@ -29,14 +29,14 @@ class StudyModel(Frozen, forbid_unknown_fields=True, kw_only=True):
     """
 
     settings: dict[str, Any] = {}
-    """Keys of the config's `[roles.*]`, which apply in every role in which the model works. A model
-    that needs different keys in two roles is listed twice, with two names.
+    """Keys as in a section `[roles.*]` of the config. They apply in every role of the model. A
+    model that needs different keys in two roles is listed twice, with two names.
     """
     adapter: str | None = None
     """Folder of a LoRA adapter for the model of the config's `[roles.execution]`."""
     parameters: float | None = None
-    """Number of parameters: the position of the model in Fig. 2 of the report. If it is missing,
-    models are placed in the order of the plan.
+    """Number of parameters. It is the position of the model in Fig. 2 of the report; if any model
+    has none, models are placed in the order of the plan.
     """
 
 
@@ -73,11 +73,12 @@ class Plan(Frozen, forbid_unknown_fields=True, kw_only=True):
     rollouts: Count = 4
     """Number of answers to each question in each cell (mean@k)."""
     limit: Count | None = None
-    """Max questions of each data set, from its beginning; None for all."""
+    """Use only this number of questions of each data set, the first ones. None for all questions.
+    """
     seed: int = 0
     """Seed of the first rollout of a question. The seed of each further rollout is higher by 1."""
     temperature: float | None = None
-    """Temperature of all roles but the judge; None for the config's."""
+    """Sampling temperature of all roles but the judge; None for the temperatures in the config."""
     concurrency: Count = 8
     """Number of questions to answer at the same time."""
     engines_at_once: Count = 3
@@ -112,7 +113,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _problem(pairs: Pairs, plan: Plan) -> str | None:
-    """Return a description of the first problem of an entry of `pairs`, which begins with the key.
+    """Return a message about the first problem of an entry of `pairs`; it begins with the key.
     Return None if the entry is valid.
     """
     for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):

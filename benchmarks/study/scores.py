@@ -49,8 +49,8 @@ def micro(rows: Iterable[QuestionResult], metric: str) -> Score:
 def compared(
     new: Iterable[QuestionResult], old: Iterable[QuestionResult], metric: str
 ) -> Difference | None:
-    """Return the difference of a metric between the cells with the results `new` and `old`, over
-    the questions that both have answered. Return None if there are no such questions.
+    """Return the mean of a metric in the results `new` minus its mean in the results `old`, over
+    the questions that both have. Return None if they have no question in common.
     """
     new_scores = _by_question(new, metric)
     old_scores = _by_question(old, metric)

@@ -17,8 +17,8 @@ Criterion = float | str | None
 `llm_judge`: instruction for the judge.
 """
 Value = str | float | int | date | frozenset[str]
-"""Value of a cell by the strict rules: a text, a number, a year, a date, or the host names of its
-URLs.
+"""Value of a cell by the strict rules: a text, a number, a year, a date, or the host names of the
+URLs in the cell.
 """
 _NUMBERS = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
@@ -65,7 +65,7 @@ def official_score(
     """Return the score of a cell, 0 or 1, by one of WideSearch's metrics.
 
     `response`, `target`: the response's cell and the gold cell, both after preprocessing. Raises
-    `ValueError` or `TypeError` for the same cells as WideSearch's evaluator.
+    `ValueError` or `TypeError` for cells for which WideSearch's evaluator also raises them.
     """
     match metric:
         case "number_near":

@@ -52,8 +52,8 @@ from serving.files import write_atomically
 from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
-"""Reasons of gateway errors that count as a response without a table. The request is not repeated,
-because the task would then have more attempts than other tasks.
+"""If the gateway's error has one of these reasons, it counts as a response without a table. The
+request is not repeated, because the task would then have more attempts than other tasks.
 """
 _FENCED = "```markdown\n{}```"
 PAGE = "report.md"
@@ -222,8 +222,8 @@ async def measure(options: Options) -> Figures:
 
 
 def _versions() -> str:
-    """Return a text with the versions of the packages on which scores depend, and a warning if they
-    differ from WideSearch's.
+    """Return a text that names the installed versions of dateparser and pandas, on which scores
+    depend. It warns if WideSearch's lock file has other versions.
     """
     installed = f"dateparser=={version('dateparser')} pandas=={version('pandas')}"
     text = f"Read with {installed}."
@@ -373,8 +373,9 @@ def _line(
     fold: Callable[[Sequence[float]], float],
     less: _Group,
 ) -> dict[str, ReportValue]:
-    """Return the row of a group of tasks, with the mean of each metric. `less`: other responses to
-    these tasks, whose scores are subtracted; empty to subtract nothing.
+    """Return the row of a group of tasks, with the mean of each metric over the tasks. `fold`:
+    combines the scores of all responses to a task. `less`: other responses to these tasks, whose
+    scores are subtracted; empty to subtract nothing.
     """
     line: dict[str, ReportValue] = {"tasks": group, "number": len(tasks)}
     groups = [responses[0].task.group or name for name, responses in tasks.items()]
@@ -397,8 +398,8 @@ def _folded(
 
 
 def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
-    """Return a table with each role's tokens per response, and all tokens per right cell. Return no
-    table if no response has token counts.
+    """Return one table: the number of tokens of each role per response, and of all roles per right
+    cell. Return no table if no response has token counts.
     """
     known = [response for response in scored if response.tokens]
     roles = sorted(set[str]().union(*(response.tokens for response in known)))

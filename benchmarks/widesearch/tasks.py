@@ -51,8 +51,8 @@ class Task(Frozen):
     """Rule of each column, key columns included, in the order of the gold table."""
     gold: Table = {}
     group: str = ""
-    """Name of the group of tasks with common entities; empty for no group. WideSearch's own tasks
-    have no groups.
+    """Name of the group of the task. Tasks of a group ask about the same entities. Empty for no
+    group, as in WideSearch's own tasks.
     """
 
     @property
@@ -136,8 +136,8 @@ _TYPES: dict[tuple[Metric, ...], ColumnType] = {
 
 
 def columns_of(task: Task) -> list[Column]:
-    """Return the columns of the task, as they are requested from a gateway. A column whose only
-    metric compares numbers, dates or URLs has that type; all other columns are text.
+    """Return the columns of the task, as they are requested from a gateway. A column has the type
+    number, date or url if its only metric compares such values. All other columns are text.
     """
     return [
         Column(name, _TYPES.get(rule.metric, "text"), name in task.keys)
