@@ -43,8 +43,8 @@ class Access(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Address of a gateway, with credentials. `Client` and `AsyncClient` open their channels with
-    it.
+    """Address of a gateway, and the credentials for it. `Client` and `AsyncClient` can be opened
+    with a `Connection` instead of an address.
     """
 
     address: str
@@ -52,7 +52,7 @@ class Connection:
     credentials: grpc.ChannelCredentials | None
     """TLS credentials; None for a connection without TLS."""
     metadata: tuple[tuple[str, str], ...] = field(repr=False)
-    """Metadata that is sent with every call: the API key; empty without a key."""
+    """gRPC metadata for every call: the API key, or nothing if there is none."""
 
     @classmethod
     @checked

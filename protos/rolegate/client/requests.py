@@ -34,7 +34,9 @@ the delegator's sub-queries on to the executors.
 
 
 _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
-"""For each option whose field in the request has another name: the name of the field."""
+"""Options that have another name in the request: name of the request's field, by name of the
+option.
+"""
 
 
 class ChatMessage(TypedDict):
@@ -52,8 +54,8 @@ together. The gateway refuses a longer history.
 
 
 def extended(history: Sequence[ChatMessage], question: str, answer: str) -> tuple[ChatMessage, ...]:
-    """Return a history with a further question and its answer. If it would be longer than the
-    gateway allows, the oldest messages are left out.
+    """Return `history` with a further question and answer. The oldest messages are left out if the
+    gateway would refuse the history as too long.
     """
     messages = [
         *history,
@@ -93,8 +95,8 @@ class SearchOptions(IndexOptions, total=False):
     reports of other runs.
     """
     resume_run_id: str
-    """Identifier of an interrupted run to resume. The request of that run is used; leave the
-    question empty.
+    """Identifier of an interrupted run to resume. Leave the question empty, because the run has its
+    own request.
     """
 
 
@@ -171,7 +173,9 @@ class ListFilter(Filter, total=False):
     key_id: str
     """Identifier of an API key; only runs of requests with this key."""
     unsupported: bool
-    """True to list only runs whose answer has names or numbers that no cited evidence contains."""
+    """True to list only runs with an unsupported answer: some of its names or numbers are in no
+    cited evidence.
+    """
 
 
 class ExportFilter(Filter, total=False):
