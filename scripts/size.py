@@ -77,7 +77,9 @@ def modules(folders: tuple[str, ...]) -> list[Module]:
 
 
 def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
-    """Yield every statement that is only a string: docstrings, also those of attributes."""
+    """Yield every statement that consists of a string only: the docstrings, including attributes'
+    docstrings.
+    """
     for node in ast.walk(tree):
         is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_constant and isinstance(node.value.value, str):
