@@ -66,7 +66,9 @@ HEAD_WIDTH = 32
 def new_model(
     shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int = 2048
 ) -> Qwen3ForCausalLM:
-    """Return a model of this shape with random fp32 weights. `max_tokens`: its context length."""
+    """Return a model of this shape with random fp32 weights. `max_tokens`: context length of the
+    model.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     heads = shape.width // HEAD_WIDTH

@@ -42,7 +42,7 @@ questions. These conversations are short.
 _WAITING = 64
 """Number of waiting conversations, from which rows are packed."""
 Encoded = tuple[list[int], list[bool]]
-"""Token ids of a conversation, and for each token whether the model writes it."""
+"""A conversation: (token ids, for each token True if the model writes it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Batch:
     tokens: torch.Tensor
     """(rows, row_tokens) int64: token ids"""
     written: torch.Tensor
-    """(rows, row_tokens) bool: whether the model writes the token"""
+    """(rows, row_tokens) bool: True if the model writes the token"""
     positions: torch.Tensor
     """(rows, row_tokens) int64: position of the token in its conversation, from 0"""
     conversation: torch.Tensor
@@ -177,8 +177,8 @@ def batches(
 
 
 def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
-    """Return a row: `first`, and conversations from `waiting` that fit into `row_tokens` tokens.
-    Remove them from `waiting`, which is sorted by length.
+    """Return a row of at most `row_tokens` tokens: `first`, and conversations from `waiting` that
+    still fit. The latter are removed from `waiting`, a list that is sorted by length.
     """
     row = [first]
     room = row_tokens - len(first[0])

@@ -52,9 +52,9 @@ def train(
     """Train `model` in place. After an interruption, the same call resumes from the checkpoint in
     `folder`, and skips the batches of `source` that were already used.
 
-    `compiled`: compile the loss, which takes a minute at the start and makes each step more than
-    twice as fast. The model computes in bf16 if the CPU has bf16 instructions. There, bf16 is twice
-    as fast as fp32; on other CPUs, it is several times slower.
+    `compiled`: compile the loss. This takes a minute at the start, and makes each step more than
+    twice as fast. The model computes in bf16 if the CPU has instructions for bf16, with which bf16
+    is twice as fast as fp32. Without them, bf16 would be several times slower.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"

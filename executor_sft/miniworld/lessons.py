@@ -45,8 +45,8 @@ _UP_TO_FIRST_RESULT = 4
 
 def single_search(dialogue: Dialogue) -> Dialogue:
     """Return an executor's conversation, cut off after its first search. If the answer needs a
-    second search, the report becomes "not found"; its evidence is the sentence that says where to
-    search next.
+    second search, the report becomes "not found". Its evidence is then the sentence that names the
+    next search.
     """
     if not _searches_again(dialogue):
         return dialogue
@@ -56,8 +56,8 @@ def single_search(dialogue: Dialogue) -> Dialogue:
 
 
 def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
-    """Convert an executor's conversation to a single agent's, with the agent's system prompt and a
-    final answer without evidence.
+    """Return an executor's conversation as a conversation of a single agent: with the agent's
+    system prompt, and with a final answer without evidence.
     """
     answer = dialogue[-1].text.split("<evidence>")[0]
     return [DialogueTurn("system", system.agent), *dialogue[1:-1], DialogueTurn("answer", answer)]

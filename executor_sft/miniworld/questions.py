@@ -59,7 +59,7 @@ class MiniQuestion:
     type: QuestionType
     answer: str
     rounds: tuple[tuple[SubQuery, ...], ...]
-    """Gold decomposition: the sub-queries of each round."""
+    """The gold (right) sub-queries of each round."""
     earlier: bool | None = None
     """For a comparison: True if the question asks for the earlier of two things, False if it asks
     for the later one. None for all other questions.

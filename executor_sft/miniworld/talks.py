@@ -42,7 +42,9 @@ class Talk:
     """The last question, rewritten so that it is understood alone; None if it cannot be resolved.
     """
     asked_back: str = ""
-    """Reply that asks who is meant, if the last question cannot be resolved; else empty."""
+    """Reply to a last question that cannot be resolved: it asks the user who is meant. Empty for
+    any other question.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,8 +212,8 @@ class Talks:
 
 
 def talk_lessons(writer: DialogueWriter, talks: Talks, system: RolePrompts) -> Iterator[Dialogue]:
-    """Yield conversations of the condenser, which rewrites follow-up questions, and of delegator
-    and answerer about simple questions, endlessly.
+    """Yield conversations endlessly: of the condenser (the role that rewrites follow-up questions),
+    and of delegator and answerer about simple questions.
     """
     rng = random.Random(0)
     while True:

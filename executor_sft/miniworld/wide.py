@@ -26,8 +26,8 @@ from router.trace.table import Column, Condition, Schema
 
 Size = Literal["small", "medium", "large"]
 Reach = Literal["register", "own_page", "two_searches", "unstated"]
-"""Where the value of a cell can be found. A key cell, which has the name of the row's entity, is in
-a register, or else on the entity's own page.
+"""Place of a cell's value. The value of a key cell is the name of the row's entity; it is in a
+register, or else on the entity's own page.
 """
 ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "large": range(41, 76)}
 """Range of the number of rows in tables of each size; the averages are about 8, 25 and 55."""
@@ -38,7 +38,8 @@ _YEARS = range(900, 2000, 10)
 _OWNERS = 20
 """Max number of sets of each kind of entity."""
 _EVERY = 10**6
-"""Value of `tasks` with which a world has all possible tables."""
+"""Value for the parameter `tasks` of `WideWorld`, so high that the world has all possible tables.
+"""
 _Part = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -118,7 +119,7 @@ class EntitySet:
     noun: str
     """Noun phrase for the set."""
     rests_on: tuple[str, ...]
-    """Names of the relations that decide whether an entity is a member."""
+    """Names of the relations by which members are chosen, such as `country`."""
     members: tuple[Entity, ...]
     owner: str
     """The name of the thing that the members have in common, such as their country."""
@@ -175,8 +176,8 @@ class EntitySet:
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """A request for a table. The rows are the members of one or two sets, the columns are some of
-    their facts.
+    """A request for a table. The rows are the members of one or two sets, and the columns are
+    relations of the members.
     """
 
     id: str
@@ -385,8 +386,8 @@ class WideWorld:
         return tasks
 
     def _sets_of(self, kind: Kind) -> Iterator[EntitySet]:
-        """Yield the sets of this kind that are large enough for a table; members of a set have the
-        same owner.
+        """Yield sets of entities of this kind, each large enough for a table. The members of a set
+        have the same owner, such as a country.
         """
         form = FORMS[kind]
         groups: dict[str, list[Entity]] = {}

@@ -126,7 +126,8 @@ class TableLessons:
             yield [*turns, DialogueTurn("stop", STOP)]
 
     def _status(self, task: TableTask, seen: Counter[str], most_keys: int) -> str:
-        """Return the status of a table as the delegator sees it. Random cells are missing.
+        """Return the message with the status of a table, as the delegator sees it. Cells without a
+        value are drawn at random.
 
         `seen`: how often each row was reported. `most_keys`: max names of rows to show.
         """

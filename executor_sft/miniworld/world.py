@@ -19,7 +19,7 @@ from executor_sft.miniworld.relations import (
 )
 
 Side = Literal["train", "test"]
-"""Whether a world, a name or a wording is for training or for tests."""
+"""Use of a world, a name or a wording: for training or for tests."""
 
 _ONSETS = "b br ch d dr f fl g gr h j k kr l m n p pr r s sh sk st t th tr v w z".split()
 _VOWELS = "a e i o u ae ei ia oa ou".split()
@@ -58,8 +58,9 @@ class Names:
 
 
 Detour = Literal["redirect", "shared"]
-"""How the subject's own page leads to a value that it does not state. `redirect`: the page names a
-chronicle that states the value. `shared`: the page names another subject with the same value.
+"""Way from the subject's own page to a value that the page does not state. `redirect`: the page
+names a chronicle, which states the value. `shared`: the page names another subject with the same
+value.
 """
 FIRST_YEAR = 1640
 """First year in which people of the first generation are born."""
@@ -107,7 +108,9 @@ class Fact:
     relation: Relation
     value: str
     detour: Detour | None = None
-    """How to find the value if the subject's own page does not state it; None if it does."""
+    """Way to the value if the subject's own page does not state the value; None if the page states
+    it.
+    """
     via: str = ""
     """For `redirect`: name of the chronicle that states the value. For `shared`: mention of another
     subject that has the same value.
