@@ -39,7 +39,9 @@ class PaidCalls(msgspec.Struct):
     model: str
     calls: int = 0
     calls_without_usage: int = 0
-    """Calls for which the endpoint returned no token counts; they are not in the token sums."""
+    """Number of calls for which the endpoint returned no token counts; their tokens are missing in
+    the sums.
+    """
     prompt_tokens: int = 0
     completion_tokens: int = 0
 

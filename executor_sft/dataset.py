@@ -95,7 +95,7 @@ class TrainingRow(Frozen):
     assistant_masks: tuple[int, ...]
     """0 for each token of the prompt, then 1 for each token of the turn."""
     attention_mask: tuple[int, ...]
-    """1 for each token."""
+    """1 for each token, because rows have no padding."""
     messages: tuple[dict[str, str | bool], ...]
     """The prompt's messages and the turn as text. A message has `role`, `content` and `train`;
     `train` is true only for the turn.
@@ -187,8 +187,9 @@ class ServedTokens:
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
         """Return the token ids of prompt and turn, and True if the engine returned these ids.
 
-        The engine's token ids are used if this tokenizer decodes them to the expected text. They
-        may be missing, or belong to another model, such as the teacher; then the text is tokenized.
+        The engine's token ids are used if this tokenizer decodes them to the expected text.
+        Otherwise the text is tokenized: the engine returned no ids, or they belong to another
+        model's tokenizer, such as the teacher's.
         """
         made = TokenIds(self.prompt(messages), self.completion(output))
         if output.tokens is msgspec.UNSET:
@@ -362,7 +363,7 @@ def training_row(
     """Return the row of a prompt and a turn.
 
     `ids`: token ids of prompt and turn. `messages`: prompt and turn as text. `origin`: values of
-    the row's other fields in order, beginning with `turn`.
+    the fields of `TrainingRow` from `turn` on, in order.
     """
     before = len(ids.prompt)
     turn = len(ids.completion)

@@ -136,10 +136,10 @@ class Answered(Frozen):
     accepted: bool | None
     """The judge's verdict; None without a judge, or if its reply could not be parsed."""
     executor_tokens: int
-    """Prompt and completion tokens of the executor's calls."""
+    """Number of prompt and completion tokens of the executor's calls."""
     executions: tuple[Execution, ...]
     tokens: int
-    """Prompt and completion tokens of all roles but the judge."""
+    """Number of prompt and completion tokens of all roles but the judge."""
     group: str = ""
     """Name of a group of questions that are not independent; see `Question.group`."""
 
@@ -189,13 +189,13 @@ class ExecutorScores(Frozen):
     failed: float
     """Share of sub-queries that ended without a report."""
     executor_tokens: float
-    """Mean tokens of the executor's calls per answer."""
+    """Mean number of tokens of the executor's calls per answer."""
     tokens_per_right_answer: float | None
-    """Tokens of the executor's calls for all answers, divided by the number of exact matches. None
-    if no answer is an exact match.
+    """Number of tokens of all calls of the executor, divided by the number of answers that are
+    exact matches. None if no answer is an exact match.
     """
     tokens: float
-    """Mean tokens of all roles but the judge per answer."""
+    """Mean number of tokens per answer, of all roles but the judge."""
 
 
 class Comparison(Frozen):
@@ -222,7 +222,7 @@ class TableEvaluation(Frozen):
     rollouts: int
     temperature: float | None
     rows: dict[str, TableFigures[float]]
-    """Mean figures of each executor, by its name; the baseline comes first."""
+    """Mean figures of each executor, by the executor's name; the baseline comes first."""
     comparisons: dict[str, TableFigures[Difference]]
     """Differences for each executor but the baseline, by the executor's name: the executor's mean
     minus the baseline's mean, paired by table.

@@ -49,7 +49,7 @@ from serving.terminal import complain
 _Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
 _Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
 Stratum = Literal[_Taught, _Grouped]
-"""Group of samples, by the model that did the work and the number of its searches.
+"""Kind of sample: which model did the work, and how many searches it made.
 
 `student_single`, `teacher_single`: student or teacher, right with one search. `teacher_multi`:
 teacher, right with several searches that were needed. `student_multi`: student, with no search or
@@ -257,8 +257,8 @@ def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]
 
 
 def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
-    """Yield the trajectories of the delegator and of all executors from every run of a group.
-    `none`: True to accept reports that evidence does not support.
+    """Yield, for every run of a group, the trajectories of the delegator and of all executors.
+    `none`: True to accept reports without the support of evidence.
     """
     rewards = group.rewards
     ranks = [
@@ -323,7 +323,7 @@ def _no_report(execution: Execution) -> str | None:
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     """Return the reason to reject a trajectory that ended with a report; None to keep it.
 
-    `who`: the model that made `sample`. `sub_query`: the samples of both models for this sub-query.
+    `who`: the model that made `sample`. `sub_query`: the work of both models on this sub-query.
     """
     verdict = sample.verdict
     if verdict.exact_match is False:
@@ -358,8 +358,8 @@ def _reason_in_table(
 ) -> str | None:
     """Return the reason to reject a report on a part of a table; None to keep it.
 
-    `who`: the model that wrote the report. `sub_query`: the samples of both models for this
-    sub-query. `flaw`: returns the reason why a report on this part of the table is bad, or None.
+    `who`: the model that wrote the report. `sub_query`: the work of both models on this sub-query.
+    `flaw`: returns the reason why a report on this part of the table is bad, or None.
     """
     execution: Execution = getattr(sub_query, who).execution
     first = msgspec.structs.replace(execution, searches=execution.searches[:1])

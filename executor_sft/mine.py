@@ -76,9 +76,9 @@ class Selection(Frozen):
     questions: list[Question]
     """Selected questions. A question has the id of its run."""
     counts: dict[str, int]
-    """Counts of ended runs, without the runs of tenants that opted out of training. `read`: all
-    runs. `selected`: runs whose question was selected. Every other key is a reason to leave runs
-    out.
+    """Counts of ended runs, without runs of tenants that opted out of training. `read` counts all
+    runs, and `selected` those whose questions were selected. Every other key is a reason, and
+    counts the runs that were left out for it.
     """
 
 
@@ -219,8 +219,8 @@ def estimate(
     names.
 
     `calls`: model calls of the stored runs. A call without token counts is assumed to have the mean
-    counts of the role's other calls. `prices`: price of each role's model; `dollars` is None for a
-    role without a price. The judge is not included, since it is rarely asked.
+    counts of all other calls of its role. `prices`: price of each role's model; `dollars` is None
+    for a role without a price. The judge is not included, since it is rarely asked.
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():

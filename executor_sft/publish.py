@@ -126,9 +126,9 @@ def check_engine(
     """Raise `BadVersion` if the engine of `role` cannot serve a trained model, because it has
     another base model or accepts only adapters of a lower rank.
 
-    `what`: beginning of the error message, which names the model or recipe. `trained_on`: SHA-256
-    of the base model that was trained. `rank`: rank of the adapter; None for whole weights. Nothing
-    is checked if the role has a `base_url` instead of an engine that the gateway starts.
+    `what`: name of the model or recipe, for the beginning of the error message. `trained_on`:
+    SHA-256 of the base model that was trained. `rank`: rank of the adapter; None for whole weights.
+    Nothing is checked if the role has a `base_url` instead of an engine that the gateway starts.
     """
     name = config.roles.by_name[role].engine
     if name is None:

@@ -43,7 +43,9 @@ _LOOK_ALIKES = str.maketrans(
 letters could disguise held-out questions.
 """
 Likeness = Literal["same", "near"]
-"""Whether a text equals a held-out text (`same`), or is a near-duplicate of one (`near`)."""
+"""Relation of a text to the held-out texts. `same`: equal to one of them. `near`: near-duplicate of
+one of them.
+"""
 
 
 class Question(Frozen, omit_defaults=True):
@@ -64,8 +66,8 @@ class Question(Frozen, omit_defaults=True):
     anywhere. There are no rows if the right rows are unknown.
     """
     group: str = ""
-    """Name of the group of questions that are not independent, such as those about one world; empty
-    if there is no group.
+    """Name of the question's group; empty for no group. Questions of a group, such as those about
+    one world, are not independent.
     """
 
     @property
@@ -80,8 +82,8 @@ class _QuestionText(Frozen):
 
 
 class _Line(Frozen):
-    """A line of a file of questions, with all keys under which a field may occur. Unknown keys are
-    ignored.
+    """A line of a file of questions, with all keys that are read; several keys have the same
+    meaning. Unknown keys are ignored.
     """
 
     id: str | int | None = None
@@ -217,8 +219,8 @@ def select_questions(
 
 
 class HeldOut:
-    """Questions and sub-queries that must not be trained on. They are also recognized with small
-    changes.
+    """Questions and sub-queries that must not be trained on. Texts with small changes are
+    recognized, too.
 
     Two texts are near-duplicates if the Jaccard index of their sets of letter triples is at least
     `_NEAR`. To compare a text with all held-out texts in one pass, an index maps each triple to the
@@ -241,8 +243,9 @@ class HeldOut:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Read held-out questions, and their sub-queries if there are any, from files of JSON
-        lines. No answers are needed. Raises `BadConfig`, with file and line, for an invalid line.
+        """Read held-out questions from files of JSON lines. If a line has sub-queries, they are
+        held out, too. No answers are needed. Raises `BadConfig`, with file and line, for an invalid
+        line.
         """
         texts: list[str] = []
         for path in paths:

@@ -143,8 +143,8 @@ class Verdict(Frozen):
 
 class Sample(Frozen):
     """An executor's work on a sub-query. For a question, `answer` is the final answer of the
-    teacher's run, continued with this executor's report. For a table, `answer` is the answer in the
-    report.
+    teacher's run if the run is continued with this executor's report. For a table, `answer` is the
+    answer in the report.
     """
 
     execution: Execution
@@ -158,14 +158,14 @@ class SubQueryRollout(Frozen):
     teacher: Sample
     student: Sample
     capped: tuple[Sample, ...] = ()
-    """Further tries of the teacher with only one search. Empty if the teacher searched at most once
-    or was wrong.
+    """Further tries of the teacher on the same sub-query, with only one search each. Empty if the
+    teacher searched at most once, or if its answer was wrong.
     """
 
 
 class Rollout(Frozen):
-    """One line of `rollouts.jsonl`: the teacher's run on a question, and all samples of its
-    sub-queries.
+    """One line of `rollouts.jsonl`: the teacher's run on a question, and the work of teacher and
+    student on each sub-query of that run.
     """
 
     question: Question
@@ -174,7 +174,8 @@ class Rollout(Frozen):
     verdict: Verdict
     """Correctness of the teacher's run."""
     sub_queries: tuple[SubQueryRollout, ...] = ()
-    """Samples of each sub-query, in the order in which the teacher's run dispatched them."""
+    """Work on each sub-query, in the order in which the teacher's run dispatched the sub-queries.
+    """
 
 
 class Group(Frozen):
@@ -227,7 +228,7 @@ def check_some(
 
 
 async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> TableRun:
-    """Fill a table, and return the run. Raises `UpstreamError` if all executions failed or an
+    """Fill a table once, and return the run. Raises `UpstreamError` if all executions failed or an
     endpoint is unavailable, and `OutOfTime` if the time of the run is up.
     """
     run = await wide.run(table.checked(wide.limits), context)
@@ -237,8 +238,9 @@ async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> Ta
 
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
-    """Raise the error of an executor if its time ran out or an endpoint failed. `index`: number of
-    the executor's sub-query. Raises `OutOfTime` or `UpstreamError`.
+    """Raise the error of an execution (an executor's work on one sub-query) if time ran out or an
+    endpoint failed. `index`: number of the sub-query, from 0. Raises `OutOfTime` or
+    `UpstreamError`.
     """
     if execution.outcome == "timed_out":
         raise OutOfTime(_TIME)
@@ -262,7 +264,8 @@ class RolloutWorker(Frozen):
     """Search that fills tables, with the teacher as executor; needed only for tables."""
 
     async def roll_out(self, question: Question) -> Rollout:
-        """Run the teacher on a question, and the student on its sub-queries; return all samples.
+        """Run the teacher on a question, then the student on the sub-queries of that run. Return
+        the results.
 
         Raises `UpstreamError` or `OutOfTime` if an endpoint failed or the time ran out, and
         `StoreFailed` if the call cache cannot be written.

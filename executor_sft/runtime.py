@@ -77,11 +77,11 @@ class Runtime:
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
     """Fields to add to the requests of each role, such as `return_token_ids`."""
     versions: Mapping[RoleName, str] = field(default_factory=dict)
-    """For each role with an adapter: name of the adapter that replaces the config's model."""
+    """Name of the adapter that replaces the config's model, for each role that uses an adapter."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of the endpoints, and limits of concurrent calls; shared by all runs."""
     loaders: Mapping[RoleName, Adapters] = field(default_factory=dict)
-    """Clients that load adapters into the engines of delegator and executor, by role."""
+    """For delegator and executor: client that loads adapters into the role's engine."""
 
     @property
     def judge(self) -> Judge | None:
@@ -177,8 +177,8 @@ class Runtime:
     def tables(
         self, name: TopologyName, executor: Executor | None = None
     ) -> tuple[WideSearch, dict[str, Role]]:
-        """Return the search that fills tables in the topology `name`, and its roles by name.
-        `executor`: the executor to use; None for the config's. Raises the same errors as
+        """Return the search that fills tables in the topology `name`, and the roles of this search
+        by name. `executor`: the executor to use; None for the config's. Raises the same errors as
         `topology`.
         """
         executor = executor or self.executor()

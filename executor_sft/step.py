@@ -52,7 +52,9 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
     finished_at: str
     """Time at which the step was finished (ISO 8601, UTC)."""
     steps: dict[str, "StepManifest"] = {}
-    """Manifests of the steps whose results were inputs; keys are purposes as in `Origin.inputs`."""
+    """Manifests of earlier steps whose results are inputs of this step; keys are purposes, as in
+    `Origin.inputs`.
+    """
 
 
 class Step(Frozen):
@@ -178,8 +180,8 @@ _PLACES = {
     "embedder": "engine base_url api_key_env",
     "reranker": "base_url form api_key_env timeout_s",
 }
-"""For each section of a config: its keys that cannot change a step's result, because they only say
-where and how models and indexes are served. All other keys of these sections can change the result.
+"""Keys that cannot change a step's result, for some sections of a config: they only say where and
+how models and indexes are served. All other keys of these sections can change the result.
 """
 
 
@@ -205,7 +207,7 @@ def config_settings(
 
 
 def _deciding(section: str, config: msgspec.Struct) -> dict[str, Any]:
-    """Return the keys of a section, with their values, that can change a step's result."""
+    """Return the keys and values of a section that can change a step's result."""
     ignored = _PLACES[section].split()
     fields = msgspec.to_builtins(config)
     return {key: value for key, value in fields.items() if key not in ignored}

@@ -44,7 +44,7 @@ _Kind = TypeVar("_Kind")
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
-"""The reported loss is the mean over this number of last training steps."""
+"""Number of training steps, the last ones, whose mean loss is reported."""
 
 
 class Options(StepOptions):
@@ -349,7 +349,8 @@ def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
 
 def _last_checkpoint(folder: Path) -> str | None:
     """Return the path of the last complete checkpoint in `folder`; None if there is none. A
-    checkpoint is complete if its state can be read, since the file with the state is written last.
+    checkpoint is complete if the file with its state can be read, because that file is written
+    last.
     """
     checkpoints = folder.glob("checkpoint-*")
     for checkpoint in sorted(checkpoints, key=lambda path: -int(path.name.rpartition("-")[2])):
@@ -388,8 +389,8 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield the path of a temporary folder to write a model to. On exit, sync it to disk and rename
-    it to `folder`. The old `folder` is removed on entry.
+    """Yield the path of a temporary folder to write a model to. On exit, sync the temporary folder
+    to disk, and rename it to `folder`. The old `folder` is removed on entry.
     """
     unfinished = folder.with_name(f".{folder.name}")
     for path in (unfinished, folder):

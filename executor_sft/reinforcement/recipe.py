@@ -20,8 +20,9 @@ ROLES: dict[Trained, RoleName] = {"delegator": "delegation", "executor": "execut
 
 
 class ObjectiveRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Limits of the objective. A ratio is the token's probability now, divided by its probability
-    at sampling. The defaults are from the paper WideSeek-R1.
+    """Limits of the training objective. A token's ratio is the probability of the token now,
+    divided by the probability with which it was sampled. The defaults are from the paper
+    WideSeek-R1.
     """
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2

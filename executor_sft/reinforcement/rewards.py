@@ -28,7 +28,7 @@ failed, get no reward; `executor_sft.rollout.check_failures` raises their error.
 
 
 class RewardRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Sizes of the parts of a reward. The defaults are from the paper WideSeek-R1."""
+    """Parts of a reward, with the weight of each. The defaults are from the paper WideSeek-R1."""
 
     answer: Literal["exact_match", "f1"] = "exact_match"
     """Score of an answer to a question. The score of a table is always its item F1 (F1 over cells).

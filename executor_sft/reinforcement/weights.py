@@ -118,7 +118,8 @@ def token_shares(
 
 
 def token_weights(shares: Shares, run_advantages: Sequence[float]) -> Shares:
-    """Return the weight of a token for each turn: the token's share times the advantage of the run.
+    """Return, for each turn, the weight of each of its tokens: the token's share times the
+    advantage of the run.
 
     `run_advantages`: the advantage of each run.
     """

@@ -23,8 +23,8 @@ _Rows = tuple[tuple[str, ...], ...]
 
 
 class Answer(Frozen):
-    """One answer to a request: the filled table, with the numbers of sub-queries and tokens that
-    were used. A cell has a value only if a passage contains the value.
+    """One answer to a request: the rows of the filled table, and the number of sub-queries and
+    tokens used. A cell has a value only if a passage contains the value.
     """
 
     rows: _Rows
@@ -51,7 +51,7 @@ class MadeTable(Frozen):
     question: Question
     """The request, with the rows of the table."""
     consistency: float
-    """Item F1 (F1 over cells) between the two answers."""
+    """Agreement of the two answers: the item F1 (F1 over cells) of one against the other."""
     support: float
     """Share of the table's cells that have a value."""
     dropped: int

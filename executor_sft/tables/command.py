@@ -238,8 +238,8 @@ async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
 
 def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
     """Compare the answers and write the kept tables. Return the figures, and the names of the
-    files. `reasons`: number of unanswered requests for each reason; tables that are not kept are
-    added.
+    files. `reasons`: number of requests without answers for each reason. The tables that are not
+    kept are added to it.
     """
     answered = list(read_jsonl(options.out / ANSWERS, Answers, ADVICE))
     tables = list(made_tables(answered, **options.settings(*_RULES)))

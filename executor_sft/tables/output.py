@@ -93,7 +93,9 @@ def write_tables(
 
 
 def _file_name(identity: str) -> str:
-    """Convert an id to a file name. A long name is cut off, and gets a digest to keep it unique."""
+    """Return an id as a file name. A long name is cut off, and ends in a digest that keeps it
+    unique.
+    """
     name = quote(identity, safe="")
     if len(name) <= _LONGEST_NAME:
         return name
