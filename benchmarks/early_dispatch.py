@@ -73,7 +73,9 @@ class Options(harness.Options):
 
 
 class Setting(Frozen):
-    """Setting of a measurement: the number of sub-queries, and the speed of the models."""
+    """Setting of a measurement: number of sub-queries, speed of the delegator, and kind of the
+    executors' engine.
+    """
 
     block: int
     """Number of sub-queries in the question's block."""
@@ -91,7 +93,7 @@ class Setting(Frozen):
 
 
 class SettingTimes(Setting, kw_only=True):
-    """Median wall times of the questions in one setting."""
+    """Wall times of a question in one setting, as medians over questions."""
 
     without_s: float
     """Seconds without early dispatch."""

@@ -54,7 +54,7 @@ class Options(harness.Options):
 
 
 class Figures(Frozen):
-    """Evaluation of the untuned executor, and of the executor of each arm."""
+    """Results: the evaluation of the untuned executor and of both trained executors."""
 
     trajectories: dict[str, int]
     """Number of training trajectories of each arm."""
@@ -62,7 +62,9 @@ class Figures(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Train and evaluate both arms. Raises `RolegateError` if a step fails."""
+    """Train an executor for each arm, and evaluate both and the untuned one. Raises `RolegateError`
+    if a step fails.
+    """
     config = load_config(preset("mini"))
     student = config.engines["executor"].path
     with work_folder(options.work) as work:

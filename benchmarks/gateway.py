@@ -127,8 +127,8 @@ def canned_config(
     path. The gateway's store is in the same folder, and its report cache is off by default.
 
     `base_urls`: base URLs of the models; all after the first are replicas. `retrieval`: address of
-    the retrieval service. `roles`: further keys of each role. `sections`: further keys of each
-    section.
+    the retrieval service. `roles`: further keys for each role's section. `sections`: further keys
+    for other sections, by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     by_role = roles or {}

@@ -88,10 +88,10 @@ class Child(Frozen):
     words: list[str]
     """Words of the first line that the process printed, such as its addresses."""
     watched: psutil.Process
-    """Handle of the process, to measure its CPU time and memory."""
+    """Handle of the same process, to measure CPU time and memory."""
 
     async def answer(self, line: bytes) -> bytes:
-        """Send a line to the process's standard input, and return the next line that it prints.
+        """Send a line to the standard input of the process, and return the next line of its output.
         Raises `RolegateError` if the process has ended.
         """
         assert self.process.stdin is not None and self.process.stdout is not None

@@ -265,7 +265,9 @@ def _recall(index: Index, exact: FaissIndex, queries: Vectors) -> dict[int, floa
 async def _searched(
     index: Index, embedder: _Synthetic, queries: Sequence[str], callers: int
 ) -> tuple[float, float]:
-    """Search all queries. Return the median milliseconds of a search, and searches per second."""
+    """Search all queries with this number of concurrent `callers`. Return the median milliseconds
+    of a search, and the searches per second of all callers together.
+    """
     searcher = IndexSearcher(index, embedder, cache=0)
 
     async def search(query: str) -> float:

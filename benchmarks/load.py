@@ -169,9 +169,8 @@ async def ask_until(
     """Ask a question, or request a table if `columns` are given, and return the result.
 
     The text is also the request id, so that the gateway recognizes a repeated text as the same
-    request. `deadline_s`: seconds within which the gateway is configured to end the request; the
-    client waits longer, to measure delays. `hurried`: True to let the client give up after
-    `deadline_s`.
+    request. `deadline_s`: deadline of the request in the gateway's config, in seconds; the client
+    waits longer, to measure delays. `hurried`: True to let the client give up after `deadline_s`.
     """
     begun = time.perf_counter()
     wait_s = deadline_s + (0.0 if hurried else _GRACE_S)

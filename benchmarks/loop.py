@@ -222,9 +222,9 @@ async def measure(options: Options) -> Figures:
 
 
 def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
-    """Write the world and the held-out questions. Return four lists of questions: held-out
-    questions, questions for training, and questions to ask while the gate decides about the trained
-    and about the degraded version.
+    """Write the world and the held-out questions. Return four lists: held-out questions, questions
+    for training, questions to ask while the gate decides about the trained version, and questions
+    to ask while it decides about the degraded version.
     """
     counts = options.held_out, options.questions, options.max_questions, options.max_questions
     exported = export(World(_WORLD, "test"), work / "world", sum(counts))

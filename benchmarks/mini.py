@@ -69,7 +69,7 @@ class GroupScores(Frozen):
 
 
 class RoleTokens(Frozen):
-    """Mean number of calls and tokens of a role per question, in whole runs."""
+    """A role's calls and tokens per question, as means over whole runs."""
 
     role: str
     calls: float
@@ -78,7 +78,7 @@ class RoleTokens(Frozen):
 
 
 class Figures(Frozen):
-    """Exact match by groups of questions, and figures of each role."""
+    """Exact match on each group of questions, and figures of each role."""
 
     rows: list[GroupScores]
     delegation_turns: int
@@ -108,9 +108,10 @@ class QuestionRun(Frozen):
     rounds: tuple[tuple[str, ...], ...]
     """Sub-queries of each round of `run`."""
     gold_decomposition_answer: str
-    """Answer if the executor gets the right sub-queries instead of the delegator's."""
+    """Answer of a run in which the executor gets the right sub-queries instead of the delegator's.
+    """
     gold_reports_answer: str
-    """Answer if the answerer gets the right reports instead of the executor's."""
+    """Answer of a run in which the answerer gets the right reports instead of the executor's."""
     gold_results: tuple[execution_pb.ExecuteResponse, ...]
     """The executor's results on the gold sub-queries."""
 

@@ -219,8 +219,8 @@ _seconds = msgspec.json.Decoder(dict[int, float]).decode
 
 
 class Bench(Frozen):
-    """Starts gateways and bare pipelines as processes that use the same simulated models and
-    retrieval service, and measures them.
+    """Starts gateways and bare pipelines as processes, and measures them. All use the same
+    simulated models and retrieval service.
     """
 
     stack: AsyncExitStack

@@ -114,8 +114,8 @@ def read_questions(path: Path) -> list[BenchmarkQuestion]:
 def _indexed(
     corpus: Path, folder: Path, embedder: Embedder, store: VectorStore
 ) -> tuple[Index, float | None]:
-    """Open the index in `folder`, and build it first if it is missing. Return the index, and the
-    number of passages indexed per second, which is None if the index existed.
+    """Open the index in `folder`, and build it first if it is missing. Return (index, number of
+    passages indexed per second). The number is None if the index existed.
     """
     embedder.embed(["warm up"], queries=False)  # loads the model before the time is measured
     started = time.perf_counter()

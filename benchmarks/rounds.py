@@ -20,7 +20,9 @@ class Round(Frozen):
     """Measurements of one variant in one round."""
 
     values: list[float]
-    """Measured values, usually the milliseconds of each question; for the variant `memory`, kB."""
+    """Measured values: one for each question, in milliseconds. For the variant `memory`: one value
+    in kB.
+    """
     cpu_ms: float = 0.0
     """CPU time per question, in milliseconds."""
 

@@ -59,7 +59,8 @@ def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> Execu
 
 
 def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Parse a turn of a model that works alone. An answer is returned as a report without evidence.
+    """Return the parsed turn of a model that works alone. An answer becomes a report without
+    evidence.
 
     If a turn has both a search and an answer, the first complete element counts. `cut`: True if the
     turn was cut off at the token limit.
@@ -109,7 +110,8 @@ class SingleAgent(Frozen):
     form: Form = SINGLE_AGENT
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`, and return the trajectory, which has one execution with all searches.
+        """Answer `question`, and return the trajectory. It has a single execution, with all
+        searches.
 
         If the time for searching or the model's context runs out, the model gets one more turn, to
         answer from the passages found so far. Raises `UpstreamError` if the model's endpoint fails,

@@ -42,7 +42,7 @@ class Options(harness.Options):
 
 
 class QuestionCounts(Frozen):
-    """Numbers of questions in one split of a data set."""
+    """Counts of questions in one split (such as `test`) of a data set."""
 
     dataset: str
     split: str
@@ -150,8 +150,8 @@ def _questions(path: Path, pool: Callable[[Passage], None]) -> Iterator[Benchmar
 
 
 def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int]:
-    """Return the number of passages in a corpus file, and the number of supporting passages of
-    `questions` that are not in the file.
+    """Return the number of passages in a corpus file, and the number of passages that `questions`
+    need but the file does not have.
     """
     wanted = {passage for question in questions for passage in question.supporting}
     passages = 0

@@ -95,7 +95,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
 
 
 class _CommonFields(Frozen):
-    """Fields of the plain format. Fields of other formats are renamed to these."""
+    """Fields of the plain format. A row of another format is read into the same fields."""
 
     question: str
     id: str | int | None = None

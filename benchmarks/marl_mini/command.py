@@ -99,8 +99,8 @@ class Options(harness.Options):
 
 
 class Scores(Frozen):
-    """Figures of a model on unseen worlds. The runs are sampled at temperature 1, except for
-    `greedy_f1`.
+    """Figures of a model on unseen worlds. For `greedy_f1`, the runs are decoded greedily; for all
+    other figures, they are sampled at temperature 1.
     """
 
     f1: float
@@ -232,7 +232,7 @@ def rolled_out(
 
 
 def reinforce(model: "TinyModel", variant: Variant, runs: Sequence[Run]) -> None:
-    """Make one update from the runs of a step, which are ordered by group."""
+    """Make one update of the model from the runs of a step. The runs must be ordered by group."""
     run_advantages: list[float] = []
     for start in range(0, len(runs), _GROUP):
         rewards = [run.f1 - variant.cost * len(run.readers) for run in runs[start : start + _GROUP]]

@@ -95,7 +95,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """A run on a world."""
+    """A run on a world: the turns of the lead and of the readers."""
 
     world: World
     lead: list[Turn]

@@ -27,7 +27,7 @@ from router.testing.openai_server import ChatRequest, complete_reply, events
 from serving.signals import tune_interpreter
 
 _FIRST = 5
-"""Time of the first token, as a multiple of the time of other tokens."""
+"""Factor by which the first token takes longer than any other token."""
 _STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )

@@ -66,7 +66,7 @@ class PipelineLog:
         self._syncing: asyncio.Task[None] | None = None
 
     def write(self, *record: object) -> None:
-        """Append a record to the file. The record then survives a kill of the process."""
+        """Append a record to the file. It is not lost if the process is killed afterwards."""
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
     async def sync(self) -> None:

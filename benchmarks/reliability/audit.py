@@ -29,8 +29,8 @@ class Audit(Frozen):
     resumed: int
     """Number of runs that resumed an interrupted run."""
     in_flight: int
-    """Number of calls that resumed runs had to repeat, because they were in flight when the gateway
-    was killed.
+    """Number of calls that were in flight when the gateway was killed, and so repeated by a resumed
+    run.
     """
     wrong: dict[str, list[str]]
     """For each condition, the runs and calls that violate it; an empty list if the condition holds.

@@ -90,8 +90,8 @@ class PartFigures(Frozen):
     ended: dict[str, int]
     """Number of clients' requests for each value of `LoadResult.outcome`."""
     latest_ms: float
-    """Max milliseconds by which a request was late; negative if all requests ended before their
-    deadlines.
+    """Time from the deadline to the end of the latest request, in milliseconds. Negative if all
+    requests ended before their deadlines.
     """
     lag_ms: float
     """Max delay of the benchmark's event loop, in milliseconds. Clients, proxies and simulated
@@ -110,7 +110,7 @@ class PartFigures(Frozen):
 
 
 class Figures(Frozen):
-    """Checks of all parts, and their figures."""
+    """Checks and figures of all parts of the benchmark."""
 
     checks: list[Check]
     parts: list[PartFigures]

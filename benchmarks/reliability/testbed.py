@@ -90,7 +90,7 @@ class TestBed:
     ended: list[LoadResult] = field(default_factory=list)
     """Results that clients received."""
     cut: list[str] = field(default_factory=list)
-    """Questions to ask again, because the gateway was killed while it worked on them."""
+    """Interrupted questions to ask again. The gateway was killed while it worked on them."""
     tables: dict[str, str] = field(default_factory=dict)
     """Tables that clients received, as text (`rows_of`); keys are questions."""
     lag_s: float = 0.0

@@ -22,7 +22,7 @@ from serving.config.file import load_config
 from serving.topologies import manager_configs
 
 _ENDPOINT = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extra_body")
-"""Keys of a role that describe where its model is served, and how requests are sent there."""
+"""Keys of a role's config about the endpoint of the model, and about requests to it."""
 
 
 class SweepCell(Frozen):
@@ -59,8 +59,9 @@ class SweepCell(Frozen):
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """Return the roles that work in the cell, by name: delegation, execution and answer, then
-        managers as `managers.NAME`. A model that works alone has the role delegation.
+        """Return the configs of the roles in the cell, by the role's name: delegation, execution
+        and answer, then managers as `managers.NAME`. A model that works alone has the role
+        delegation.
         """
         if self.executor is None:
             prompt = self.pairs.prompt or str(PROMPTS / f"{self.topology}.txt")

@@ -23,9 +23,9 @@ ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 class StudyModel(Frozen, forbid_unknown_fields=True, kw_only=True):
     """A model that can work in several roles.
 
-    Keys that are missing in `settings` are taken from the config's role. But if `settings` names
-    another model than the role, the keys of the endpoint are not taken: `settings` must then have
-    `engine` or `base_url`, unless the model is called through LiteLLM.
+    Keys that are missing in `settings` have the values of the config's role. But if `settings` has
+    another `model` than the config's role, the role's keys about the endpoint do not apply.
+    `settings` must then have `engine` or `base_url`, unless the model is called through LiteLLM.
     """
 
     settings: dict[str, Any] = {}
@@ -50,8 +50,8 @@ class Pairs(Frozen, forbid_unknown_fields=True, kw_only=True):
     alone.
     """
     topology: Literal["factorized", "host", "single_agent", "no_retrieval"] = "factorized"
-    """Topology: which agents search and answer. In `single_agent` and `no_retrieval`, the backbone
-    works alone.
+    """Name for the set of agents that search and answer. In `single_agent` and `no_retrieval`, the
+    backbone works alone.
     """
     prompt: str | None = None
     """File with the system prompt of a model that works alone; None for the shipped prompt."""

@@ -49,8 +49,8 @@ class QuestionResult(Frozen, kw_only=True):
     spent: tuple[RoleTotal, ...]
     """Calls and cost of the answer, by role and model."""
     latency_s: float | None
-    """Duration of the run in seconds, while other questions were answered at the same time. None if
-    any call of the run was answered from the call cache.
+    """Duration of the run in seconds. Other questions were answered at the same time. None if any
+    call of the run was answered from the call cache.
     """
     lost_by: Loss | None
     """Role that caused a wrong answer; None if the answer is right, or if the role is unknown."""

@@ -32,7 +32,9 @@ class Score(NamedTuple):
 
 
 def metrics_of(rows: Iterable[QuestionResult]) -> list[str]:
-    """Return the names of the metrics that the results have; `Judge` only if a judge was asked."""
+    """Return the names of the metrics of the results: all of `METRICS`, but `Judge` only if a judge
+    was asked.
+    """
     judged = any(row.judged for row in rows)
     return [name for name in METRICS if judged or name != "Judge"]
 

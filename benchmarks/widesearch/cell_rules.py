@@ -26,10 +26,9 @@ _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
 _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
 _LONGEST_DATE = 100
-"""Max characters of a text that is parsed as a date, because long texts would take too much time.
-"""
+"""Longer texts (in characters) are not parsed as dates, because that would take too much time."""
 _MAX_DAYS = 31
-"""Max difference of two dates that count as equal, in days."""
+"""Two dates count as equal if they differ by at most this number of days."""
 
 
 @lru_cache(maxsize=1 << 14)

@@ -59,7 +59,7 @@ _FENCED = "```markdown\n{}```"
 PAGE = "report.md"
 _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
-"""Functions that combine the scores of all responses to a task, by name."""
+"""Ways to combine the scores of all responses to a task into one score: functions by name."""
 _NOTE = (
     "Means over tasks, in points of 100, with 95 % intervals from a bootstrap over groups of tasks "
     "that share entities (`group` in tasks.jsonl; a task without a group counts as one group)."
@@ -125,7 +125,9 @@ class ScoredResponse(Frozen):
 
     @property
     def right_cells(self) -> float:
-        """Return the approximate number of right cells by strict rules, including key columns."""
+        """Return the number of right cells by strict rules, including key columns. It is
+        approximate, because it is computed from the recall.
+        """
         return self.scores["strict"].item_recall * self.task.rows * len(self.task.rules)
 
 
@@ -328,8 +330,8 @@ async def _from_models(
 def tables_of(
     scored: Sequence[ScoredResponse], runs: int, others: Sequence[ScoredResponse]
 ) -> list[ReportTable]:
-    """Return the report's tables of scores, one for each combination of rules (official, strict)
-    and Avg@N or Max@N. They have means over tasks and confidence intervals.
+    """Return the report's tables of scores: for both sets of rules (official and strict), one with
+    Avg@N and one with Max@N. The tables have means over tasks, with confidence intervals.
 
     `runs`: number of responses to each task. `others`: responses of `--against`; if not empty,
     further tables have the differences between both.

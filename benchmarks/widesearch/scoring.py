@@ -52,8 +52,8 @@ class CellJudge:
     _ledger: Ledger = field(default_factory=lambda: Ledger("widesearch"))
 
     async def aligned(self, values: Sequence[str], references: Sequence[str]) -> Mapping[str, str]:
-        """Return a mapping from values to the references with the same meaning. Values without such
-        a reference are missing.
+        """Let the model match `values` with `references`. Return a mapping from each value to the
+        reference of the same meaning. Values without such a reference are not in the mapping.
         """
         reply = await self._asked("align.txt", {"values": values, "references": references})
         return {value: str(reference) for value, reference in reply.items()}
@@ -99,7 +99,7 @@ class CellJudge:
 
 
 class TableScores(Frozen):
-    """Scores of one response, from 0 to 1; by the official rules, they can exceed 1."""
+    """Scores of one response, from 0 to 1. By the official rules, scores can exceed 1."""
 
     success: float = 0.0
     """1 if the whole table is right, else 0."""
@@ -110,7 +110,7 @@ class TableScores(Frozen):
     item_recall: float = 0.0
     item_f1: float = 0.0
     why: str = ""
-    """Reason why all scores are 0; empty otherwise."""
+    """Reason why all scores are 0; empty if they are not."""
 
 
 async def scores_of(

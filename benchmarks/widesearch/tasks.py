@@ -17,7 +17,7 @@ _TASK = "a task has instance_id, query, language and evaluation, which is JSON i
 
 
 class Rule(Frozen):
-    """Rule for comparing the cells of a column: preprocessing and metrics."""
+    """Rule for comparing the cells of a column: preprocessing steps, then metrics."""
 
     preprocess: tuple[Preprocess, ...] = ()
     metric: tuple[Metric, ...] = ()
