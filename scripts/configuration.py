@@ -103,7 +103,9 @@ _WORDS = {
 }
 """Words for the type of a value."""
 _MOST = 10**6
-"""Limits above this number only catch typing errors, so the page does not show them."""
+"""A limit above this number is only a protection against typing errors, so the page does not show
+it.
+"""
 
 
 def _kind(kind: Type) -> str:

@@ -59,7 +59,7 @@ _SHORT_ROW = 4096
 _WAITING = 24
 """Number of waiting conversations, from which rows are packed."""
 _YEARS = 2
-"""Number of searches for members' own pages, for each set of rows."""
+"""Number of searches for members' own pages, per set of rows."""
 _LABELS = 100
 """Number of labels for names (`#1`, `#2`, …), and of labels for rows (`@1`, `@2`, …). Each label is
 one token, because with labels of several tokens, the model often confuses the order of the names.
@@ -247,8 +247,8 @@ def lessons(seed: int) -> Iterator[Dialogue]:
 
 
 def rows(source: Iterator[Encoded]) -> Iterator[Encoded]:
-    """Pack conversations into rows of up to 4,096 or 8,192 tokens. There is no attention mask
-    between the conversations of a row.
+    """Pack conversations into rows of 4,096 or 8,192 tokens, and yield the rows. The conversations
+    of a row can attend to each other.
     """
     rng = random.Random(12)
     waiting: list[Encoded] = []
@@ -394,7 +394,9 @@ def alone(config: Config, model: Path, folder: Path) -> Config:
 async def measure(
     world: Path, model: Path, searches: Sequence[int], out: Path | None
 ) -> dict[int, list[Measured]]:
-    """Fill the tables of `world`, once with each number of `searches`, and print the means."""
+    """Fill the tables of `world` once with each max number of `searches`. Print the means, and
+    return the figures of each table by number of searches.
+    """
     measured: dict[int, list[Measured]] = {}
     questions, _ = read_questions(world / "questions.jsonl", tables=True)
     with TemporaryDirectory() as folder:

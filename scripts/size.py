@@ -58,7 +58,7 @@ class Module(NamedTuple):
 
     @property
     def room(self) -> str:
-        """Package that the module belongs to, such as `router/store`."""
+        """Package of the module, up to two folders deep, such as `router/store`."""
         if self.name.startswith("protos"):
             return "client"
         folders = self.name.split("/")[:-1]

@@ -67,7 +67,7 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """A call to the gateway, unary or streamed, that has not been sent yet."""
+    """A call to the gateway that has not been sent yet. It is unary or streamed."""
 
     request: Any
     """Request message. Its type determines the gRPC method: an `AnswerRequest` is sent to `Answer`,
@@ -195,7 +195,7 @@ def begin_table(
     rows: Rows = (),
     **options: Unpack[TableOptions],
 ) -> Call[str]:
-    """Start a run that fills a table. The run continues even if the client disconnects. Return the
+    """Start filling a table, in a run that continues even if the client disconnects. Return the
     identifier of the run, for `get_table` and `watch`.
     """
     sent = _table_request(
@@ -307,8 +307,8 @@ Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
-    """Stream the events of a run that answers a question or fills a table, as `stream` or
-    `stream_table` do. `after`: number of the last event to leave out; 0 for all events.
+    """Stream the events of a run. They are the same as those of `stream` for a question, or of
+    `stream_table` for a table. `after`: number of the last event to leave out; 0 for all events.
     """
 
     def event(response: run_pb.WatchRunResponse) -> Event:

@@ -127,7 +127,9 @@ def address_problem(address: str) -> str:
 
 
 def _pem(given: object) -> bytes | None:
-    """Return the bytes of a certificate or key, given as bytes or as a path; None for None."""
+    """Return the bytes of a certificate or key. `given`: the bytes, the path of a file, or None,
+    for which the result is None.
+    """
     if isinstance(given, Path | str):
         return Path(given).read_bytes()
     return given if isinstance(given, bytes) else None

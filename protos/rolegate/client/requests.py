@@ -17,7 +17,7 @@ M = TypeVar("M", bound=Message)
 ADDRESS = "127.0.0.1:50551"
 """Default address of the gateway."""
 ANSWER_S = 120.0
-"""Deadline of calls that change a version of the executor, in seconds."""
+"""Deadline, in seconds, of calls that register, try or promote a version of the executor."""
 UPLOAD_S = 600.0
 """Default deadline of an upload, in seconds."""
 SHORT_S = 30.0
@@ -79,7 +79,7 @@ class IndexOptions(TypedDict, total=False):
 
 
 class SearchOptions(IndexOptions, total=False):
-    """Options that questions and tables have in common."""
+    """Options of both questions and tables."""
 
     request_id: str
     """Idempotency key. Within a day, a repeated request with the same key returns the first result

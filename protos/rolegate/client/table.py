@@ -115,8 +115,7 @@ class Table:
     """A table that the gateway returned."""
 
     message: pb.Table
-    """The protobuf message of the table, which also has the states and citations of cells, and the
-    cost.
+    """The table as a protobuf message. It also has the states and citations of cells, and the cost.
     """
 
     @property
