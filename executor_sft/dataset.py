@@ -318,7 +318,7 @@ def read_rows(path: Path) -> list[TrainingRow]:
     """
     rows = list(read_jsonl(path, TrainingRow, "make the data set again"))
     if not rows:
-        raise BadConfig(f"{path}: has no rows; make the data set again.")
+        raise BadConfig(f"{path}: has no rows; run `rolegate sft dataset` again.")
     return rows
 
 

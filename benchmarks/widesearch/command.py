@@ -146,8 +146,8 @@ async def measure(options: Options) -> Figures:
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "give either --judge or --no-judge; give --config with --judge and with the topologies "
-            "wide_written and wide_single, and leave it out otherwise."
+            "give either --judge or --no-judge; --config is needed with --judge and the topologies "
+            "wide_written and wide_single, and must be left out otherwise."
         )
     if written and options.address:
         raise BadRequest(

@@ -106,8 +106,8 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
     rules = {name: Rule() for name in evaluation.unique_columns} | evaluation.eval_pipeline
     if not evaluation.unique_columns or set(rules) != set(evaluation.required):
         raise BadCorpus(
-            f"{where}: evaluation: unique_columns must name the keys, and required the columns "
-            f"of unique_columns and eval_pipeline ({', '.join(rules)})."
+            f"{where}: evaluation: unique_columns must name the key columns, and required "
+            f"must name all columns that have a rule ({', '.join(rules)}); correct the task."
         )
     path = folder / "gold" / f"{task.instance_id}.csv"
     try:

@@ -384,5 +384,5 @@ def _check_ties(rows: Sequence[Mapping[str, Any]]) -> None:
         what = "right; give harder questions"
     raise BadConfig(
         f"The training stopped: in the last {_MAX_TIED} steps, all runs of a question had the same "
-        f"reward, so nothing can be learnt. Nearly all are {what} (mean score {right:.2f})."
+        f"reward, so nothing can be learnt. Most runs are {what} (mean score {right:.2f})."
     )

@@ -76,7 +76,7 @@ class Connection:
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):
             raise ValueError(
-                "certificate and key, its private key, belong together; give both or neither."
+                "only one of certificate and key (its private key) is given; give both or neither."
             )
         encrypted = ca is not None or certificate is not None
         private = encrypted or address.startswith("unix:") or is_loopback(address)
