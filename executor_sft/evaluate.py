@@ -44,7 +44,7 @@ RESULT = "evaluation.json"
 _RESAMPLES = 10_000
 _BLOCK = 1_000_000
 """`_RESAMPLES`: number of bootstrap samples for one interval. `_BLOCK`: max random numbers to draw
-at a time, which limits the memory.
+at a time, to limit the use of memory.
 """
 _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 """Figures by which executors are compared; each is a field of `Answered` and of `Comparison`."""
@@ -141,7 +141,7 @@ class Answered(Frozen):
     tokens: int
     """Number of prompt and completion tokens of all roles but the judge."""
     group: str = ""
-    """Name of a group of questions that are not independent; see `Question.group`."""
+    """Name of the question's group; questions of a group are not independent."""
 
 
 class TableFigures(Frozen, Generic[_Figure]):
@@ -166,7 +166,7 @@ class Filled(TableFigures[float], kw_only=True):
 
     question_id: str
     group: str
-    """Name of a group of questions that are not independent; see `Question.group`."""
+    """Name of the question's group; questions of a group are not independent."""
 
 
 class ExecutorScores(Frozen):

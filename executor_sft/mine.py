@@ -74,7 +74,7 @@ class Selection(Frozen):
     """
 
     questions: list[Question]
-    """Selected questions. A question has the id of its run."""
+    """Selected questions. Each has the id of the stored run as its id."""
     counts: dict[str, int]
     """Counts of ended runs, without runs of tenants that opted out of training. `read` counts all
     runs, and `selected` those whose questions were selected. Every other key is a reason, and

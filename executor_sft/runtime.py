@@ -150,7 +150,7 @@ class Runtime:
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
         """Return an executor. `role`: role with the executor's model; by default, the config's
         executor or the adapter that replaces it. `limits`: limits of searches and turns; by
-        default, the config's.
+        default, the limits in the config.
         """
         version = self.versions.get("execution")
         role = role or self.role("execution", self.config.roles.execution, version=version)
@@ -164,8 +164,8 @@ class Runtime:
         """Return the topology `name`: `factorized`, or `host`, which has managers between delegator
         and executors.
 
-        `executor`: the executor to use; None for the config's. Raises `BadConfig` if a manager of
-        the topology `host` has tools.
+        `executor`: the executor to use; None for the executor in the config. Raises `BadConfig` if
+        a manager of the topology `host` has tools.
         """
         executor = executor or self.executor()
         roles = self._others
@@ -178,8 +178,8 @@ class Runtime:
         self, name: TopologyName, executor: Executor | None = None
     ) -> tuple[WideSearch, dict[str, Role]]:
         """Return the search that fills tables in the topology `name`, and the roles of this search
-        by name. `executor`: the executor to use; None for the config's. Raises the same errors as
-        `topology`.
+        by name. `executor`: the executor to use; None for the executor in the config. Raises the
+        same errors as `topology`.
         """
         executor = executor or self.executor()
         roles = {**self._others, "execution": executor.role(self.context())}

@@ -48,7 +48,9 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
     files: dict[str, str]
     """SHA-256 of every result file; keys are paths in the step's folder."""
     seconds: float
-    """Duration of the command that finished the step, without earlier, interrupted commands."""
+    """Duration, in seconds, of the command that finished the step. Earlier, interrupted commands
+    are not included.
+    """
     finished_at: str
     """Time at which the step was finished (ISO 8601, UTC)."""
     steps: dict[str, "StepManifest"] = {}

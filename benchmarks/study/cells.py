@@ -93,8 +93,8 @@ class SweepCell(Frozen):
 
 
 def cells_of(plan: Plan) -> list[SweepCell]:
-    """Return all cells of a plan, in the plan's order, without duplicates. Raises `BadConfig` if a
-    model does not fit its role.
+    """Return all cells (combinations of models and topology) of a plan, in the plan's order,
+    without duplicates. Raises `BadConfig` if a model does not fit its role.
     """
     config = load_config(Path(plan.config))
     # Adapters are named by the plan, so the config's version is not used

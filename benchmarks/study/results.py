@@ -173,8 +173,8 @@ def read_study(folder: Path) -> Study:
 
 
 def _cell(name: str, rows: Iterable[QuestionResult]) -> CellRows:
-    """Return the cell with these results. They are ordered by question, because answers are
-    finished in any order.
+    """Return the cell with these results, ordered by question. Their order in the file is
+    arbitrary, because answers are written when they are finished.
     """
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
     first = ordered[0]

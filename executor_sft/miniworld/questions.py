@@ -121,7 +121,7 @@ class Examiner:
         key = (entity.mention, relation.name)
         fact = self._world.facts[key]
         library = self._library
-        if named != entity.mention:  # an alias is used only for facts that are plainly stated
+        if named != entity.mention:  # only if the entity's own page states the fact
             steps = [
                 (text, library.aliases[named]),
                 (wording.format(x=entity.mention), library.states[key]),

@@ -27,7 +27,7 @@ class Relation:
     statements: tuple[str, ...]
     """Sentences that state the fact."""
     anonymous: str
-    """Sentence that states the fact in a chronicle, which is a page without the subject's name."""
+    """Sentence that states the fact in a chronicle (a page that does not name the subject)."""
     shared: str
     """Sentence with the name of another subject, `{z}`, that has the same value. The sentence does
     not state the value.

@@ -115,7 +115,9 @@ class Talks:
         raise LookupError("no such question has an answer")
 
     def _chain(self, start: Entity, hops: int) -> tuple[Relation, ...]:
-        """Return at most `hops` relations that lead from an entity to a value."""
+        """Return a random chain of relations from the entity `start` to a value, with at most
+        `hops` relations.
+        """
         steps = list[Relation]()
         entity: Entity | str = start
         while isinstance(entity, Entity) and len(steps) < hops:

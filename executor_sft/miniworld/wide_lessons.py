@@ -41,8 +41,8 @@ def table_request(task: TableTask) -> str:
 
 
 def turn_text(task: TableTask, turn: int) -> str:
-    """Return the text of the delegator's turn `turn`, from 0, which has questions for rows. Turn 0,
-    which plans the table, also has a question for each column, and the conditions for rows.
+    """Return the text of the delegator's turn number `turn`, from 0, with questions for rows. Turn
+    0 plans the table, so it also has a question for each column, and the conditions for rows.
     """
     asked = prompts.request(json.dumps([question for _, question in task.discoveries(turn)]))
     key, *names = task.columns

@@ -34,7 +34,9 @@ def side_of(word: str) -> Side:
 
 
 class Names:
-    """Draws words for names, each word at most once, and only words of one side."""
+    """Draws words for names: each word at most once, and either only words for training, or only
+    words for tests.
+    """
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng

@@ -343,8 +343,8 @@ async def _groups(
     runs: dict[tuple[int, int], Run] = {}
 
     async def roll_out(pair: tuple[int, int]) -> None:
-        # The other roles are usually greedy, so that a group's runs repeat many of their calls, and
-        # the cache of the step answers them
+        # Roles that are not trained usually decode greedily, so the runs of a group repeat many of
+        # their calls. The step's cache answers the repeated calls
         sampled = runtime.sampled(pair[1], recipe.temperature, roles=runtime.asking.keys())
         runs[pair] = await roll_out_run(sampled, "factorized", chosen[pair[0]])
 

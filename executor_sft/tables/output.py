@@ -1,4 +1,4 @@
-"""Files of tables with right rows: in WideSearch's form, for `rolegate sft`, and for RLinf."""
+"""Write tables with right rows to files: for WideSearch, `rolegate sft`, and the trainer RLinf."""
 
 import csv
 import hashlib

@@ -34,9 +34,7 @@ the delegator's sub-queries on to the executors.
 
 
 _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
-"""Options that have another name in the request: name of the request's field, by name of the
-option.
-"""
+"""Mapping from the name of an option to the name of its field in the request, if the two differ."""
 
 
 class ChatMessage(TypedDict):
