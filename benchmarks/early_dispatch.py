@@ -39,7 +39,8 @@ from router.testing.openai_server import ChatRequest, Reply, writes
 
 _EXECUTORS_PER_S = 75.0
 _ENGINES = {"shared": 2, "alone": 1000}
-"""For each kind of engine: number of concurrent calls of one question that it serves at full speed.
+"""For each kind of engine: number of concurrent calls for one question that the engine serves at
+full speed.
 """
 _PAIRS_AT_ONCE = 2
 """Number of questions to ask at the same time, each through both gateways."""
@@ -72,7 +73,9 @@ class Options(harness.Options):
 
 
 class Setting(Frozen):
-    """Setting of a measurement: the number of sub-queries, and the speed of the models."""
+    """Setting of a measurement: number of sub-queries, speed of the delegator, and kind of the
+    executors' engine.
+    """
 
     block: int
     """Number of sub-queries in the question's block."""
@@ -82,22 +85,22 @@ class Setting(Frozen):
     """Kind of the executors' engine: a key of `_ENGINES`."""
 
     def question(self, number: int) -> str:
-        """Return a question whose text contains this setting, so that the simulated models can read
-        the setting. Questions with different numbers have no sub-query in common.
+        """Return a question with this setting in its text, where the simulated models read it.
+        Questions with different numbers have no sub-query in common.
         """
         fields = {"number": number, **msgspec.structs.asdict(self)}
         return " ".join(f"{name}={value}" for name, value in fields.items())
 
 
 class SettingTimes(Setting, kw_only=True):
-    """Median wall times of the questions in one setting."""
+    """Wall times of a question in one setting, as medians over questions."""
 
     without_s: float
     """Seconds without early dispatch."""
     with_s: float
     """Seconds with early dispatch."""
     gain: float
-    """Share of the time that early dispatch saves, as the median over questions."""
+    """Time that early dispatch saves, as a share of the time without it; median over questions."""
 
 
 class Figures(Frozen):
@@ -161,7 +164,7 @@ class _Paced:
 
     def __init__(self) -> None:
         self._executing = Counter[str]()
-        """Number of executor calls in progress for each run; keys are run ids."""
+        """For each run, by run id: number of calls of executors that are in progress."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
         runs: list[str] = []
@@ -192,15 +195,15 @@ class _Paced:
 
 
 def _written(text: str, speed: Callable[[], float]) -> Reply:
-    """Return a reply that streams `text` in pieces that are about as long as tokens. `speed`:
-    returns the current number of tokens per second.
+    """Return a reply that streams `text` in pieces of about one token. `speed`: returns the current
+    number of tokens per second.
     """
     tokens = re.findall(r"\s*(?:\w+|[^\w\s]+)", text)
     return Reply(tokens, _FIRST_TOKEN_S, lambda: 1 / speed())
 
 
 def _block(setting: dict[str, str]) -> str:
-    """Return a block of sub-queries of about 25 tokens each. Their texts contain the parts of the
+    """Return a block of sub-queries of about 25 tokens each. Each text contains the parts of the
     setting that the simulated executors need.
     """
     carried = " ".join(f"{name}={setting[name]}" for name in ("number", "engine"))

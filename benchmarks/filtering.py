@@ -24,12 +24,12 @@ _CONCURRENCY = 32
 _HELD_OUT = 13
 """Seed of the held-out world."""
 _ARMS = {"unfiltered": ["--none"], "filtered": []}
-"""Arms of the experiment, named after the trajectories to train on. Values are flags for `rolegate
-sft filter`.
+"""Arms of the experiment: for each kind of trajectories to train on, the flags for `rolegate sft
+filter`.
 """
 _MIX = "student_single=1000,teacher_single=500,teacher_multi=668"
-"""Max trajectories of each stratum, as in the TBSS paper. Both arms have these limits, so that they
-train on different, but almost equally many trajectories.
+"""Max trajectories of each stratum (kind of trajectory), as in the TBSS paper. Both arms have these
+limits, so that they train on almost equally many trajectories.
 """
 
 
@@ -54,7 +54,7 @@ class Options(harness.Options):
 
 
 class Figures(Frozen):
-    """Evaluation of the untuned executor, and of the executor of each arm."""
+    """Results: the evaluation of the untuned executor and of both trained executors."""
 
     trajectories: dict[str, int]
     """Number of training trajectories of each arm."""
@@ -62,7 +62,9 @@ class Figures(Frozen):
 
 
 async def measure(options: Options) -> Figures:
-    """Train and evaluate both arms. Raises `RolegateError` if a step fails."""
+    """Train an executor for each arm, and evaluate both and the untuned one. Raises `RolegateError`
+    if a step fails.
+    """
     config = load_config(preset("mini"))
     student = config.engines["executor"].path
     with work_folder(options.work) as work:

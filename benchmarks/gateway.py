@@ -51,7 +51,7 @@ _PASSAGE = Passage(
 
 
 def canned(asked: ChatRequest) -> str:
-    """Return the text that the simulated model of a role writes. Sub-queries and search queries
+    """Return the text that the simulated model `asked.model` writes. Sub-queries and search queries
     contain the question, so that different questions have no queries in common.
     """
     about = asked.texts[1] if len(asked.texts) > 1 else ""
@@ -127,8 +127,8 @@ def canned_config(
     path. The gateway's store is in the same folder, and its report cache is off by default.
 
     `base_urls`: base URLs of the models; all after the first are replicas. `retrieval`: address of
-    the retrieval service. `roles`: further keys of each role. `sections`: further keys of each
-    section.
+    the retrieval service. `roles`: further keys for each role's section. `sections`: further keys
+    for other sections, by name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     by_role = roles or {}
@@ -154,7 +154,9 @@ def canned_config(
 
 
 Double = Literal["retriever", "no-store"]
-"""Replacement of a part of the gateway: `retriever` or `no-store`, as in the module's docstring."""
+"""Replacement of a part of the gateway. `retriever`: a retriever in the gateway's process.
+`no-store`: a store that keeps nothing.
+"""
 
 
 def gateway(config: Path, *doubles: Double) -> AbstractAsyncContextManager[Child]:

@@ -70,8 +70,8 @@ def run(name: str, benchmark: ModuleType, arguments: Sequence[str]) -> int:
 
 @contextmanager
 def work_folder(kept: Path | None) -> Iterator[Path]:
-    """Yield the folder `kept`, which is created if missing. If `kept` is None, yield a temporary
-    folder instead, which is deleted on exit.
+    """Yield the folder `kept`, and create it if it is missing. If `kept` is None, yield a temporary
+    folder instead, and delete it on exit.
     """
     if kept is not None:
         kept.mkdir(parents=True, exist_ok=True)
@@ -88,10 +88,10 @@ class Child(Frozen):
     words: list[str]
     """Words of the first line that the process printed, such as its addresses."""
     watched: psutil.Process
-    """Handle of the process, to measure its CPU time and memory."""
+    """Handle of the same process, to measure CPU time and memory."""
 
     async def answer(self, line: bytes) -> bytes:
-        """Send a line to the process's standard input, and return the next line that it prints.
+        """Send a line to the standard input of the process, and return the next line of its output.
         Raises `RolegateError` if the process has ended.
         """
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -150,7 +150,7 @@ def cpu_s(process: psutil.Process) -> float:
 
 
 def own_bytes(process: psutil.Process) -> int:
-    """Return the memory, in bytes, that a process does not share with other processes."""
+    """Return the number of bytes of memory that only this process uses (USS)."""
     return int(process.memory_full_info().uss)
 
 

@@ -41,7 +41,7 @@ from serving.retrieval.searcher import IndexSearcher
 _SHIFT = 0.5
 _TOP_K = 5
 _ALONE = 100
-"""Number of queries that a single caller searches one by one."""
+"""Number of queries in the measurement with a single caller, who searches them one by one."""
 _SAMPLE_S = 0.05
 _TIE = 1e-6
 
@@ -71,13 +71,15 @@ class Measured(Frozen):
     reading_s: float
     """Seconds to read the passages."""
     storing_s: float
-    """Seconds to compute the vectors, without a real embedder (`_Synthetic`), and to write them."""
+    """Seconds to compute and write the vectors. They are synthetic (`_Synthetic`), so this is not
+    the time of an embedding model.
+    """
     filling_s: float
-    """Seconds to train and fill the index, to measure its recall, and to publish it."""
+    """Seconds to train and fill the index, to measure recall, and to publish the index."""
     peak_gb: float
     """Peak memory of the build in GiB, without memory-mapped files."""
     filling_gb: float
-    """Growth of the memory, up to its peak, while the index is trained and filled, in GiB."""
+    """Peak memory while the index is trained and filled, minus the memory before, in GiB."""
     index_gb: float
     """Size of the compact index, without the exact vectors, in GiB; 0 for `Flat`."""
     recall: dict[int, float]
@@ -167,9 +169,9 @@ def _embed_once(options: Options, texts: Sequence[str]) -> None:
 
 
 def _suited(factory: str, size: int) -> str:
-    """Return the factory string with the number of lists, which is added after IVF: about four
-    times the square root of the number of passages, but at most one list for every 39 passages, as
-    the training requires.
+    """Return the factory string with a number of lists after IVF: about four times the square root
+    of the number of passages. The training requires at least 39 passages per list, which limits the
+    number.
     """
     lists = 2 ** min(math.ceil(math.log2(4 * math.sqrt(size))), int(math.log2(size / 39)))
     return re.sub(r"IVF\b", f"IVF{lists}", factory)
@@ -246,8 +248,8 @@ def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
 
 
 def _recall(index: Index, exact: FaissIndex, queries: Vectors) -> dict[int, float]:
-    """Return the mean recall for each `top_k`. The recall of a search is the share of an exact
-    search's hits that a search of the index also finds.
+    """Return the mean recall for each `top_k`. The recall of a search is the share of the exact
+    search's hits that the index also finds.
     """
     nearest = exact.search(queries, _TOP_K)
     found = index.dense.search(queries, 8 * _TOP_K)
@@ -263,7 +265,9 @@ def _recall(index: Index, exact: FaissIndex, queries: Vectors) -> dict[int, floa
 async def _searched(
     index: Index, embedder: _Synthetic, queries: Sequence[str], callers: int
 ) -> tuple[float, float]:
-    """Search all queries. Return the median milliseconds of a search, and searches per second."""
+    """Search all queries with this number of concurrent `callers`. Return the median milliseconds
+    of a search, and the searches per second of all callers together.
+    """
     searcher = IndexSearcher(index, embedder, cache=0)
 
     async def search(query: str) -> float:

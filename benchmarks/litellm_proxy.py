@@ -21,7 +21,7 @@ from benchmarks.load import question
 from router.errors import RolegateError
 
 Ask = Callable[[int], Awaitable[object]]
-"""Function that asks the question with the given number."""
+"""Function that takes the number of a question and asks this question."""
 _READY_S = 180
 _CONFIG = """
 model_list:
@@ -68,11 +68,11 @@ async def posting(base_url: str) -> AsyncIterator[Ask]:
 async def litellm_proxy(
     python: Path, folder: Path, base_url: str
 ) -> AsyncIterator[tuple[psutil.Process, str]]:
-    """Start LiteLLM's proxy server with one worker. Yield its process and its base URL.
+    """Start LiteLLM's proxy server with one worker. Yield the server's process and base URL.
 
-    `python`: interpreter of an environment with `litellm[proxy]`. `folder`: folder for its config
-    and log. `base_url`: base URL of the models behind the proxy. Raises `RolegateError` if the
-    server does not start.
+    `python`: interpreter of an environment with `litellm[proxy]`. `folder`: folder for the server's
+    config and log. `base_url`: base URL of the models behind the proxy. Raises `RolegateError` if
+    the server does not start.
     """
     config = folder / "litellm.yaml"
     config.write_text(_CONFIG.format(base_url=base_url), "utf-8")

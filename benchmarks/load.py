@@ -70,7 +70,7 @@ async def at_rate(
 
 
 def timed(ask: Callable[[Item], Awaitable[object]]) -> Callable[[Item], Coroutine[Any, Any, float]]:
-    """Return a function that calls `ask`, and returns the seconds that the call took."""
+    """Return a function that calls `ask` and returns the duration of the call in seconds."""
 
     async def measured(item: Item) -> float:
         begun = time.perf_counter()
@@ -89,7 +89,7 @@ def quantile(values: Iterable[float], share: float) -> float:
 @asynccontextmanager
 async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int], Awaitable[str]]]:
     """Connect to the gateway at `address`, with as many connections as `concurrency` needs. Yield a
-    function that takes a number, asks the question with that number, and returns the id of the run.
+    function: given a number, it asks the question with this number and returns the id of the run.
     """
     async with AsyncExitStack() as stack:
         count = -(-concurrency // _STREAMS)
@@ -102,7 +102,7 @@ async def clients(address: str, concurrency: int) -> AsyncIterator[Callable[[int
 
 
 class Order(Frozen):
-    """A load: the questions to ask, and either their rate or the number of questions in flight."""
+    """A load on a gateway: the questions to ask, and their rate or the number of them in flight."""
 
     first: int
     """Number of the first question."""
@@ -115,7 +115,9 @@ class Order(Frozen):
 
 
 async def ordered(ask: Callable[[int], Awaitable[object]], order: Order) -> list[float]:
-    """Ask the questions of a load, and return the seconds that each question took, in order."""
+    """Ask the questions of a load. Return the duration of each request in seconds, in the order of
+    the questions.
+    """
     numbers = range(order.first, order.first + order.questions)
     if order.per_s:
         return await at_rate(
@@ -167,9 +169,8 @@ async def ask_until(
     """Ask a question, or request a table if `columns` are given, and return the result.
 
     The text is also the request id, so that the gateway recognizes a repeated text as the same
-    request. `deadline_s`: seconds within which the gateway is configured to end the request; the
-    client waits longer, to measure delays. `hurried`: True to let the client give up after
-    `deadline_s`.
+    request. `deadline_s`: deadline of the request in the gateway's config, in seconds; the client
+    waits longer, to measure delays. `hurried`: True to let the client give up after `deadline_s`.
     """
     begun = time.perf_counter()
     wait_s = deadline_s + (0.0 if hurried else _GRACE_S)

@@ -55,9 +55,9 @@ _WEIGHTS = "adapter_model.safetensors"
 _LAST_TRIALS_S = 10.0
 """Max seconds to wait for the gate's decision after the last answer."""
 _CANARY_SHARE = 0.5
-"""Share of the questions that the canary works on. At 0.5, every question is a trial, which
-compares the two versions. At the default of 0.2, only two fifths are trials: the questions of the
-canary, and equally many of the active version.
+"""Share of the questions that the canary (the version on trial) works on. At 0.5, every question
+counts in the comparison of the two versions. At the default of 0.2, only two fifths count: the
+questions of the canary, and equally many of the active version.
 """
 _NOISE = 2
 """Standard deviation of the noise that degrades a version, relative to the standard deviation of
@@ -96,7 +96,7 @@ class StageScores(Frozen):
 
 
 class Figures(Frozen):
-    """Checks of the loop, results of its stages, and the gate's decisions."""
+    """Checks, results of each stage, and the gate's decisions about versions."""
 
     checks: list[Check]
     asked: list[StageScores]
@@ -222,9 +222,9 @@ async def measure(options: Options) -> Figures:
 
 
 def _write_questions(work: Path, options: Options) -> list[list[MiniQuestion]]:
-    """Write the world and the held-out questions. Return four lists of questions: held-out
-    questions, questions for training, and questions to ask while the gate decides about the trained
-    and about the degraded version.
+    """Write the world and the held-out questions. Return four lists: held-out questions, questions
+    for training, questions to ask while the gate decides about the trained version, and questions
+    to ask while it decides about the degraded version.
     """
     counts = options.held_out, options.questions, options.max_questions, options.max_questions
     exported = export(World(_WORLD, "test"), work / "world", sum(counts))

@@ -34,7 +34,7 @@ from serving.cli.command import POSITIONAL
 _THRESHOLDS = (0.7, 0.8, 0.9, 0.95)
 _GOOD = 0.95
 _MEASURES = {"item f1": "item_f1", "cells right": "item_precision", "cells found": "item_recall"}
-"""For each figure, the field of `TableScore` whose mean it is."""
+"""For each figure: the field of `TableScore` that is averaged over tables."""
 _ADVICE = "name folders of `rolegate sft tables`"
 
 
@@ -49,7 +49,7 @@ class Figures(Frozen):
     """Figures of the benchmark."""
 
     thresholds: dict[str, dict[str, float | None]]
-    """For each figure, by its name: its value at each threshold."""
+    """For each figure, by name: the value at each threshold of `--consistency`."""
 
 
 def measure(options: Options) -> Figures:

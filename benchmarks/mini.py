@@ -56,20 +56,20 @@ class Options(harness.Options):
 
 
 class GroupScores(Frozen):
-    """Exact match on one group of questions, as shares of 1."""
+    """Exact match on one group of questions, from 0 to 1."""
 
     group: str
     questions: int
     exact_match: float
     """Exact match of whole runs."""
     with_gold_decomposition: float
-    """Exact match of executor and answerer, given the gold sub-queries."""
+    """Exact match if executors get the gold (right) sub-queries instead of the delegator's."""
     with_gold_reports: float
-    """Exact match of the answerer, given the gold reports."""
+    """Exact match if the answerer gets the gold (right) reports instead of the executors'."""
 
 
 class RoleTokens(Frozen):
-    """Mean number of calls and tokens of a role per question, in whole runs."""
+    """A role's calls and tokens per question, as means over whole runs."""
 
     role: str
     calls: float
@@ -78,11 +78,11 @@ class RoleTokens(Frozen):
 
 
 class Figures(Frozen):
-    """Exact match by groups of questions, and figures of each role."""
+    """Exact match on each group of questions, and figures of each role."""
 
     rows: list[GroupScores]
     delegation_turns: int
-    """Number of the delegator's turns that could be judged."""
+    """Number of the delegator's judged turns. A turn after a wrong turn is not judged."""
     delegation_turns_right: float
     """Share of the judged turns that are right; see `QuestionRun.delegation_turns`."""
     executor_runs: int
@@ -93,8 +93,8 @@ class Figures(Frozen):
     two_search_share: float
     """Share of sub-queries with at least two searches."""
     single_search_reports_right: float
-    """Share of the executor's reports that are right, over gold sub-queries that need only one
-    search. A report is right if its answer equals the gold answer.
+    """Share of right reports, over the gold sub-queries that need only one search. A report is
+    right if its answer equals the gold answer.
     """
     tokens: list[RoleTokens]
 
@@ -108,9 +108,10 @@ class QuestionRun(Frozen):
     rounds: tuple[tuple[str, ...], ...]
     """Sub-queries of each round of `run`."""
     gold_decomposition_answer: str
-    """Answer if the executor gets the right sub-queries instead of the delegator's."""
+    """Answer of a run in which the executor gets the right sub-queries instead of the delegator's.
+    """
     gold_reports_answer: str
-    """Answer if the answerer gets the right reports instead of the executor's."""
+    """Answer of a run in which the answerer gets the right reports instead of the executor's."""
     gold_results: tuple[execution_pb.ExecuteResponse, ...]
     """The executor's results on the gold sub-queries."""
 
@@ -235,7 +236,9 @@ def _malformed_is_wrong() -> Iterator[None]:
 
 
 def figures_of(asked: Sequence[QuestionRun]) -> Figures:
-    """Return the exact match of each group of questions, and the figures of each role."""
+    """Return the exact match of each group of questions, and the figures of each role. `asked`: all
+    questions with their answers.
+    """
     groups: dict[str, Callable[[QuestionRun], bool]] = {
         "all": lambda _: True,
         "2-hop": lambda result: result.question.type == "2-hop",

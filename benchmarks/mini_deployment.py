@@ -27,8 +27,8 @@ class MiniDeployment(Frozen):
     """Running engines of the mini models, and a running retrieval service."""
 
     of: Config
-    """Config from which engines and retrieval were started: the preset `mini`, in some benchmarks
-    with the documents of another world.
+    """Config of the running engines and retrieval: the preset `mini`, in some benchmarks with the
+    documents of another world.
     """
     engines: Mapping[str, str]
     """Base URL of each engine, by name."""
@@ -40,8 +40,8 @@ class MiniDeployment(Frozen):
         """Write the config of a gateway that uses these engines to `file`, and return the config.
         The gateway has no report cache, and its store is in the folder of `file`.
 
-        `versions`: folder of published versions; the gateway then starts with the untuned executor.
-        None to keep the config's versions.
+        `versions`: folder of published versions of the executor. With it, the gateway starts with
+        the untuned executor; None to keep the config's versions.
         """
 
         def at(role: RoleConfig) -> RoleConfig:

@@ -151,8 +151,8 @@ _FIGURES: dict[Part, list[Wanted]] = {
     ],
 }
 _NUMBERS_PER_ROUND = 1_000_000
-"""Difference between the numbers of the first questions of two rounds. It exceeds the number of
-questions of a round, so that no question is asked in two rounds.
+"""Each round numbers its questions from a multiple of this number. It exceeds the number of
+questions in a round, so that no question is asked in two rounds.
 """
 _PER_S = 20.0
 _CONCURRENCY = 64
@@ -191,7 +191,9 @@ class Options(harness.Options):
 
 
 class Variant(Frozen):
-    """Measurements of one variant over all rounds, per question or single call."""
+    """Measurements of one variant over all rounds. Values are per question; in the part proxy, per
+    model call.
+    """
 
     variant: str
     p50: float
@@ -205,7 +207,7 @@ class Variant(Frozen):
 
 
 class Figures(Frozen):
-    """Results of the measured parts: comparisons, and the values of the variants."""
+    """Comparisons of variants, and the measurements of each variant."""
 
     figures: list[Figure]
     variants: list[Variant]
@@ -217,8 +219,8 @@ _seconds = msgspec.json.Decoder(dict[int, float]).decode
 
 
 class Bench(Frozen):
-    """Starts gateways and bare pipelines as processes that use the same simulated models and
-    retrieval service, and measures them.
+    """Starts gateways and bare pipelines as processes, and measures them. All use the same
+    simulated models and retrieval service.
     """
 
     stack: AsyncExitStack
@@ -233,7 +235,9 @@ class Bench(Frozen):
         return self.models.words[0]
 
     async def start(self, *names: str) -> list[Child]:
-        """Start the gateways and bare pipelines of these variants, concurrently."""
+        """Start the gateways and bare pipelines of the variants `names` concurrently, and return
+        the processes.
+        """
         return await asyncio.gather(
             *(self.stack.enter_async_context(self._process(name)) for name in names)
         )
@@ -252,8 +256,8 @@ class Bench(Frozen):
         )
 
     async def compared(self, names: tuple[str, ...], order: Order, rounds: int) -> Rounds:
-        """Start the variants `names`, and measure each under the load `order` in all rounds. Each
-        round has different questions.
+        """Start the variants `names`, and measure each variant in all rounds under the load
+        `order`. Return the results by variant. Each round has different questions.
         """
 
         def measured(measure: Measure) -> Callable[[int], Awaitable[Round]]:
@@ -264,8 +268,8 @@ class Bench(Frozen):
         return await in_turns(dict(zip(names, map(measured, measures), strict=True)), rounds)
 
     async def measure(self, process: Child, concurrency: int) -> Measure:
-        """Return a function that measures a process under a load with at most `concurrency`
-        questions in flight.
+        """Return a function that measures the process under a load. At most `concurrency` questions
+        may be in flight.
         """
         ask = await self.stack.enter_async_context(clients(process.words[0], concurrency))
         return partial(self.measured, process.watched, ask)

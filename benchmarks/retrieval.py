@@ -49,7 +49,9 @@ class RankingScores(Frozen):
     hit: dict[int, float]
     """For each k, the share of questions whose supporting passages are all among the first k."""
     recall: dict[int, float]
-    """For each k, the mean share of a question's supporting passages among the first k."""
+    """For each k: share of a question's supporting passages that are among the first k, as a mean
+    over questions.
+    """
 
 
 class Figures(Frozen):
@@ -60,8 +62,8 @@ class Figures(Frozen):
     passages_per_s: float | None
     """Passages embedded and indexed per second, BM25 included; None if the index existed before."""
     queries_per_s: float
-    """Number of queries per second, with embedding and all three rankings. All queries are one
-    batch.
+    """Number of queries per second. The time includes embedding and all three rankings, of all
+    queries in one batch.
     """
     scores: list[RankingScores]
 
@@ -112,8 +114,8 @@ def read_questions(path: Path) -> list[BenchmarkQuestion]:
 def _indexed(
     corpus: Path, folder: Path, embedder: Embedder, store: VectorStore
 ) -> tuple[Index, float | None]:
-    """Open the index in `folder`, and build it first if it is missing. Return the index, and the
-    number of passages indexed per second, which is None if the index existed.
+    """Open the index in `folder`, and build it first if it is missing. Return (index, number of
+    passages indexed per second). The number is None if the index existed.
     """
     embedder.embed(["warm up"], queries=False)  # loads the model before the time is measured
     started = time.perf_counter()

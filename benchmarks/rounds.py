@@ -20,7 +20,9 @@ class Round(Frozen):
     """Measurements of one variant in one round."""
 
     values: list[float]
-    """Measured values, usually the milliseconds of each question; for the variant `memory`, kB."""
+    """Measured values: one for each question, in milliseconds. For the variant `memory`: one value
+    in kB.
+    """
     cpu_ms: float = 0.0
     """CPU time per question, in milliseconds."""
 
@@ -30,8 +32,8 @@ Metric = Callable[[Sequence[Round]], float]
 
 
 class Wanted(Frozen):
-    """A figure to compute, with its bounds. The figure is the metric of the variant `of`; if `to`
-    is not empty, this metric is divided by the metric of the variant `to`.
+    """A figure to compute, and the bounds that it must keep. The figure is the metric of the
+    variant `of`, divided by the metric of the variant `to` unless `to` is empty.
     """
 
     figure: str
@@ -43,8 +45,8 @@ class Wanted(Frozen):
 
 
 class Figure(Frozen):
-    """A figure over all rounds, with a 95 % confidence interval from a bootstrap over rounds.
-    `held` is true if the value is within its bounds.
+    """A figure over all rounds, with a 95 % confidence interval (`low`, `high`) from a bootstrap
+    over rounds. `held`: True if the value is between `at_least` and `at_most`.
     """
 
     figure: str
@@ -75,11 +77,10 @@ async def in_turns(
     variants: Mapping[str, Callable[[int], Awaitable[Round]]], rounds: int
 ) -> dict[str, list[Round]]:
     """Measure each variant once in each round, and return the rounds of each variant. The first
-    round is a warm-up, which the result does not contain. Every second round has the variants in
-    reverse order.
+    round is a warm-up, and is not returned. Every second round has the variants in reverse order.
 
-    `variants`: for each variant, by its name, the function that measures it. The function takes the
-    number of the round, which is 0 for the warm-up round.
+    `variants`: for each variant, by name, the function that measures the variant. The function
+    takes the number of the round: 0 for the warm-up, then 1, 2, and so on.
     """
     measured: dict[str, list[Round]] = {name: [] for name in variants}
     orders = itertools.cycle((list(variants), list(variants)[::-1]))

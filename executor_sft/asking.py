@@ -54,10 +54,11 @@ async def failures(
     `name`: returns an item's name. `so_far`: returns a text about the progress, given the number of
     finished items. `done`: number of items that were finished before this call.
 
-    If an item fails with `UpstreamError` or `OutOfTime`, the other items continue. Any other error,
-    and `UpstreamUnavailable`, stops all work and is raised. All work also stops if `_HOPELESS`
-    items (or all, if there are fewer) have failed and none has succeeded; the last error is then
-    raised. The message of a raised `RolegateError` also states the number of finished items.
+    If an item fails with `UpstreamError` or `OutOfTime`, the other items continue.
+    `UpstreamUnavailable`, or any other error, stops all work and is raised. All work also stops if
+    no item has succeeded and `_HOPELESS` items (or all, if there are fewer) have failed; the last
+    error is then raised. The message of a raised `RolegateError` also states the number of finished
+    items.
     """
     errors: dict[str, str] = {}
 

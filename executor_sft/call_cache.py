@@ -22,29 +22,33 @@ class KeptCall(Frozen):
     """A line of the cache's file: one completed call."""
 
     key: str
-    """SHA-256 of the request."""
+    """SHA-256 of everything that determines the reply: the prompt, the model's name and its
+    options.
+    """
     role: RoleName
     model: str
     completion: Completion
 
 
 class PaidCalls(msgspec.Struct):
-    """Counts of calls and of tokens for one role and one model. Calls answered from the cache are
-    not counted.
+    """Number of paid calls and of their tokens, for one role and one model. Calls answered from the
+    cache cost nothing and are not counted.
     """
 
     role: RoleName
     model: str
     calls: int = 0
     calls_without_usage: int = 0
-    """Calls for which the endpoint returned no token counts; they are not in the token sums."""
+    """Number of calls for which the endpoint returned no token counts; their tokens are missing in
+    the sums.
+    """
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
 
 class CallCache:
-    """Completed model calls. The key of a call is the SHA-256 of its request. Failed calls are not
-    kept.
+    """Completed model calls, by key. The key is a hash of everything that determines the reply.
+    Failed calls are not kept.
     """
 
     def __init__(self, file: JsonlFile[KeptCall] | list[KeptCall]) -> None:
@@ -59,7 +63,7 @@ class CallCache:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator["CallCache"]:
-        """Open the cache that is kept in the file `path`, which is created if missing.
+        """Open the cache in the file `path`. The file is created if it is missing.
 
         Raises `BadConfig` for an invalid line, and if another process has the file open.
         """
@@ -101,7 +105,7 @@ class CallCache:
 
     @property
     def spent(self) -> list[PaidCalls]:
-        """Counts of all calls in the cache and of their tokens, for each role and model."""
+        """Number of calls in the cache and of their tokens: one entry for each role and model."""
         groups: dict[tuple[RoleName, str], PaidCalls] = {}
         for entry in self._entries.values():
             group = groups.setdefault((entry.role, entry.model), PaidCalls(entry.role, entry.model))
@@ -114,7 +118,7 @@ class CallCache:
 
 
 class CachedModel:
-    """Wrapper of a model that keeps completed calls in a `CallCache`.
+    """Model with a `CallCache`: a prompt that was completed before is answered from the cache.
 
     `variant`: everything that determines the reply in addition to prompt and model, such as request
     options. It becomes part of the cache key, and must be encodable as JSON.

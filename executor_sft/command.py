@@ -45,8 +45,8 @@ def show(figures: Mapping[str, Any], *, as_json: bool = False, stderr: bool = Fa
     """Print figures as tables, or as one JSON object if `as_json`. `stderr`: print the tables to
     standard error.
 
-    Single values come first, in one table. Each dict, and each list of rows, follows in a separate
-    table; so does a list of rows inside a dict.
+    Single values come first, in one table. Each dict and each list of rows, also a list inside a
+    dict, follows in a separate table.
     """
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(figures), indent=2).decode())

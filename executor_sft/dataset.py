@@ -1,14 +1,15 @@
 """`rolegate sft dataset`: turn filtered trajectories into tokenized training rows.
 
-A row trains one turn, which is one message of the model. It has the prompt as the serving engine
-reads it, without loss, and then the turn, with loss. The turn's tokens are those that the engine
-returned. If the engine returned none, or if another model wrote the turn, the turn's text is
-tokenized instead. TRL can train on rows.jsonl without any conversion, from `input_ids` with
-`labels` or with `assistant_masks`. The column `messages` has prompt and turn as text.
+A row trains one turn (one message of the model). It has the tokens of the prompt, as the serving
+engine reads them, and then the tokens of the turn; only the turn's tokens have a loss. The turn's
+tokens are the ones that the engine returned. If the engine returned none, or if another model wrote
+the turn, the turn's text is tokenized instead. TRL can train on rows.jsonl without any conversion,
+from `input_ids` with `labels` or with `assistant_masks`. The column `messages` has prompt and turn
+as text.
 
-Each turn has its own row, because chat templates drop the thinking of earlier turns: only the last
-turn of a prompt has the same tokens in training and in serving (TBSS appendix D). Malformed turns,
-which the model had to correct, have no row.
+Each turn has its own row, because chat templates remove the thinking from earlier turns. Only the
+last turn of a conversation therefore has the same tokens in training and in serving (TBSS, appendix
+D). There is no row for a malformed turn, which the model had to correct.
 """
 
 from collections import Counter
@@ -86,15 +87,15 @@ class TrainingRow(Frozen):
     """One line of `rows.jsonl`: a prompt, and the turn that the model learns to write after it."""
 
     input_ids: tuple[int, ...]
-    """Token ids of the prompt, exactly as the serving engine gets it, and then of the turn, with
-    its end-of-turn token.
+    """Token ids of the prompt, exactly as the serving engine gets them, then token ids of the turn,
+    including the end-of-turn token.
     """
     labels: tuple[int, ...]
     """-100 (no loss) for each token of the prompt, then the token ids of the turn."""
     assistant_masks: tuple[int, ...]
     """0 for each token of the prompt, then 1 for each token of the turn."""
     attention_mask: tuple[int, ...]
-    """1 for each token."""
+    """1 for each token, because rows have no padding."""
     messages: tuple[dict[str, str | bool], ...]
     """The prompt's messages and the turn as text. A message has `role`, `content` and `train`;
     `train` is true only for the turn.
@@ -113,7 +114,7 @@ class TrainingRow(Frozen):
     def __post_init__(self) -> None:
         if not self.completion_ids or len(self.input_ids) != len(self.labels):
             raise ValueError(
-                "the row has no turn to learn, or its labels and input_ids differ in length"
+                "a training row must have a turn to learn, and as many labels as input_ids"
             )
 
     @property
@@ -128,7 +129,9 @@ class TrainingRow(Frozen):
 
 
 class _Generation(msgspec.Struct):
-    """Key of a model's `generation_config.json` with the ids of tokens that end generation."""
+    """The only key of `generation_config.json` that is read: the ids of the tokens that end
+    generation.
+    """
 
     eos_token_id: int | list[int] | None = None
 
@@ -147,8 +150,8 @@ class ServedTokens:
     ) -> None:
         """Load the tokenizer from the folder `model`.
 
-        `thinking`, `system_role`: the values that the config sets for the role in which the model
-        serves. Raises `BadConfig` if the tokenizer cannot be loaded or has no chat template.
+        `thinking`, `system_role`: values of these keys in the config of the model's role. Raises
+        `BadConfig` if the tokenizer cannot be loaded or has no chat template.
         """
         from transformers import AutoTokenizer
 
@@ -169,12 +172,12 @@ class ServedTokens:
         self._thinks = "<think>" in self._tokenizer.chat_template if thinking is None else thinking
 
     def prompt(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Return the token ids that the engine reads before it writes the turn after `messages`."""
+        """Return the token ids of the prompt that the engine makes from `messages`."""
         return tuple(self._rendered(messages, tokenize=True, add_generation_prompt=True))
 
     def completion(self, output: Completion) -> tuple[int, ...]:
-        """Return the token ids of a turn: its text up to its last tag, then the tokens with which
-        the chat template ends a turn.
+        """Return the token ids of a turn: the text up to the first stop string (such as
+        `</search>`), then the tokens with which the chat template ends a turn.
 
         The turn's reasoning becomes a thinking block if the role thinks; else it is left out.
         """
@@ -184,8 +187,9 @@ class ServedTokens:
     def row(self, messages: Sequence[Message], output: Completion) -> tuple[TokenIds, bool]:
         """Return the token ids of prompt and turn, and True if the engine returned these ids.
 
-        The engine's token ids are used if this tokenizer decodes them to the expected text. They
-        may be missing, or belong to another model, such as the teacher; then the text is tokenized.
+        The engine's token ids are used if this tokenizer decodes them to the expected text.
+        Otherwise the text is tokenized: the engine returned no ids, or they belong to another
+        model's tokenizer, such as the teacher's.
         """
         made = TokenIds(self.prompt(messages), self.completion(output))
         if output.tokens is msgspec.UNSET:
@@ -224,8 +228,8 @@ class ServedTokens:
 
     @cached_property
     def _end(self) -> tuple[int, ...]:
-        """Token ids that the chat template puts after a turn, up to the first token at which the
-        engine stops. Raises `BadConfig` if the engine stops at none of these tokens.
+        """Token ids that the chat template puts after a turn. They end with the first token that
+        makes the engine stop. Raises `BadConfig` if the engine stops at none of these tokens.
         """
         dialogue = [Message("user", "?"), Message("assistant", _TURN)]
         after = self._rendered(dialogue, tokenize=False).rpartition(_TURN)[2]
@@ -301,8 +305,8 @@ def tokenizer_files(model: Path) -> dict[str, Path]:
 
 
 def read_samples(path: Path) -> Iterator[FilteredSample]:
-    """Yield the samples of `path`, which is a `filtered.jsonl` or the folder that contains it.
-    Raises `BadConfig` for an invalid line.
+    """Yield the samples of a `filtered.jsonl`. `path`: path of this file, or of its folder. Raises
+    `BadConfig` for an invalid line.
     """
     advice = "name the folder of `rolegate sft filter`"
     return read_jsonl(path, FilteredSample, advice, SAMPLES)
@@ -314,7 +318,7 @@ def read_rows(path: Path) -> list[TrainingRow]:
     """
     rows = list(read_jsonl(path, TrainingRow, "make the data set again"))
     if not rows:
-        raise BadConfig(f"{path}: has no rows; make the data set again.")
+        raise BadConfig(f"{path}: has no rows; run `rolegate sft dataset` again.")
     return rows
 
 
@@ -322,8 +326,8 @@ def rows_of(
     samples: Iterable[FilteredSample],
     tokens: ServedTokens,
 ) -> tuple[list[TrainingRow], Counter[str]]:
-    """Return a row for each turn whose kind is in `LEARNT`, and counts of turns. A turn without a
-    row is counted under the reason; all others are counted under their kind.
+    """Return the training rows, and counts of turns. A turn whose kind is in `LEARNT` gets a row
+    and is counted under its kind. Any other turn is counted under the reason why it gets no row.
     """
     rows: list[TrainingRow] = []
     turns: Counter[str] = Counter()
@@ -359,7 +363,7 @@ def training_row(
     """Return the row of a prompt and a turn.
 
     `ids`: token ids of prompt and turn. `messages`: prompt and turn as text. `origin`: values of
-    the row's other fields in order, beginning with `turn`.
+    the fields of `TrainingRow` from `turn` on, in order.
     """
     before = len(ids.prompt)
     turn = len(ids.completion)

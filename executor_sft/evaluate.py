@@ -44,7 +44,7 @@ RESULT = "evaluation.json"
 _RESAMPLES = 10_000
 _BLOCK = 1_000_000
 """`_RESAMPLES`: number of bootstrap samples for one interval. `_BLOCK`: max random numbers to draw
-at a time, which limits the memory.
+at a time, to limit the use of memory.
 """
 _FIGURES = ("exact_match", "f1", "executor_tokens", "tokens")
 """Figures by which executors are compared; each is a field of `Answered` and of `Comparison`."""
@@ -127,7 +127,7 @@ def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 
 class Answered(Frozen):
-    """One answer to one question, with its scores and the tokens that it took."""
+    """One answer to one question, with scores and the number of tokens used."""
 
     question_id: str
     answer: str
@@ -136,17 +136,17 @@ class Answered(Frozen):
     accepted: bool | None
     """The judge's verdict; None without a judge, or if its reply could not be parsed."""
     executor_tokens: int
-    """Prompt and completion tokens of the executor's calls."""
+    """Number of prompt and completion tokens of the executor's calls."""
     executions: tuple[Execution, ...]
     tokens: int
-    """Prompt and completion tokens of all roles but the judge."""
+    """Number of prompt and completion tokens of all roles but the judge."""
     group: str = ""
-    """Name of a group of questions that are not independent; see `Question.group`."""
+    """Name of the question's group; questions of a group are not independent."""
 
 
 class TableFigures(Frozen, Generic[_Figure]):
-    """Figures by which executors are compared on tables. Used for one table, for means over tables,
-    and for differences of means.
+    """Figures by which executors are compared on tables. The values are those of one table, means
+    over tables, or differences between means.
     """
 
     item_f1: _Figure
@@ -156,17 +156,17 @@ class TableFigures(Frozen, Generic[_Figure]):
     success: _Figure
     """1 if the table has exactly the right rows, else 0."""
     sub_agents: _Figure
-    """Number of sub-queries that executors worked on."""
+    """Number of sub-queries for the table; an executor worked on each."""
     tokens: _Figure
     """Prompt and completion tokens of all roles."""
 
 
 class Filled(TableFigures[float], kw_only=True):
-    """One filled table."""
+    """Figures of one table that an executor filled."""
 
     question_id: str
     group: str
-    """Name of a group of questions that are not independent; see `Question.group`."""
+    """Name of the question's group; questions of a group are not independent."""
 
 
 class ExecutorScores(Frozen):
@@ -179,8 +179,8 @@ class ExecutorScores(Frozen):
     f1: float
     """Mean token F1 with the right answers."""
     judge: float | None
-    """Share of answers that the judge accepts. A reply of the judge that could not be parsed counts
-    as a refusal. None without a judge.
+    """Share of answers that the judge accepts. If the judge's reply could not be parsed, the answer
+    counts as refused. None without a judge.
     """
     searches: float
     """Mean number of searches per sub-query."""
@@ -189,13 +189,13 @@ class ExecutorScores(Frozen):
     failed: float
     """Share of sub-queries that ended without a report."""
     executor_tokens: float
-    """Mean tokens of the executor's calls per answer."""
+    """Mean number of tokens of the executor's calls per answer."""
     tokens_per_right_answer: float | None
-    """Tokens of the executor's calls for all answers, divided by the number of exact matches. None
-    if no answer is an exact match.
+    """Number of tokens of all calls of the executor, divided by the number of answers that are
+    exact matches. None if no answer is an exact match.
     """
     tokens: float
-    """Mean tokens of all roles but the judge per answer."""
+    """Mean number of tokens per answer, of all roles but the judge."""
 
 
 class Comparison(Frozen):
@@ -222,9 +222,11 @@ class TableEvaluation(Frozen):
     rollouts: int
     temperature: float | None
     rows: dict[str, TableFigures[float]]
-    """Mean figures of each executor, by its name; the baseline comes first."""
+    """Mean figures of each executor, by the executor's name; the baseline comes first."""
     comparisons: dict[str, TableFigures[Difference]]
-    """For each executor but the baseline: its mean minus the baseline's mean, paired by table."""
+    """Differences for each executor but the baseline, by the executor's name: the executor's mean
+    minus the baseline's mean, paired by table.
+    """
 
 
 class Evaluation(Frozen):
@@ -236,11 +238,12 @@ class Evaluation(Frozen):
     max_turns: int
     max_searches: int
     temperature: float | None
-    """Temperature of all roles but the judge; None for the config's."""
+    """Sampling temperature of all roles but the judge; None if the config's temperatures were used.
+    """
     rows: tuple[ExecutorScores, ...]
     """Figures of each executor; the baseline comes first."""
     comparisons: tuple[Comparison, ...]
-    """One comparison with the baseline for each of the other executors."""
+    """Comparisons with the baseline, one for each other executor."""
 
 
 def evaluation_of(
@@ -275,7 +278,7 @@ def table_evaluation_of(
     rollouts: int,
     temperature: float | None,
 ) -> TableEvaluation:
-    """Return the figures of all executors about tables. `filled`: the tables that each executor
+    """Return the figures of all executors on tables. `filled`: the tables that each executor
     filled; keys are executors' names, the first is the baseline. `rollouts`, `temperature`:
     recorded in the result.
     """
@@ -325,8 +328,8 @@ def _difference(
     old: Sequence[Answered] | Sequence[Filled],
     figure: str,
 ) -> Difference:
-    """Return the difference of a figure, paired by question. The figure is first averaged over the
-    answers to each question.
+    """Return the mean of a figure in `new` minus its mean in `old`, paired by question. The figure
+    is first averaged over the answers to each question.
     """
     new_scores, old_scores = (
         by_question((answer.question_id, float(getattr(answer, figure))) for answer in answered)

@@ -49,7 +49,7 @@ from serving.terminal import complain
 _Taught = Literal["student_single", "teacher_single", "teacher_multi", "student_multi"]
 _Grouped = Literal["best_executor", "best_delegator", "easy_executor", "easy_delegator"]
 Stratum = Literal[_Taught, _Grouped]
-"""Group of samples, by the model that did the work and the number of its searches.
+"""Kind of sample: which model did the work, and how many searches it made.
 
 `student_single`, `teacher_single`: student or teacher, right with one search. `teacher_multi`:
 teacher, right with several searches that were needed. `student_multi`: student, with no search or
@@ -65,7 +65,9 @@ Mix = dict[Stratum, int]
 """Max samples of each stratum; a stratum that is missing here has no limit."""
 RESULT = "filtered.jsonl"
 _UPSTREAM = frozenset({"timed_out", "model_failed", "retrieval_failed", "budget_exhausted"})
-"""Outcomes of an executor's work that failed, but not because of the executor's model."""
+"""Outcomes of executors that failed through no fault of their model: an endpoint failed, or time or
+budget ran out.
+"""
 
 
 class Options(StepOptions):
@@ -157,8 +159,8 @@ def _rollouts(options: Options) -> Iterator[Rollout | Group]:
 
 
 def parse_mix(text: str) -> Mix:
-    """Convert the text of `--mix`, such as `student_single=1000,teacher_multi=668`. Raises
-    `BadConfig` for an unknown stratum or an invalid number.
+    """Return the limits in the text of `--mix`, such as `student_single=1000,teacher_multi=668`.
+    Raises `BadConfig` for an unknown stratum or an invalid number.
     """
     pairs = dict(part.strip().partition("=")[::2] for part in text.split(",") if text)
     try:
@@ -178,9 +180,9 @@ def filtered(
     seed: int = 1,
     held_out: HeldOut | None = None,
 ) -> tuple[list[FilteredSample], Counter[str]]:
-    """Return the samples that pass the filter, in the order of the rollouts, and the number of
-    rejected trajectories for each reason. Every trajectory is either a sample or counted as
-    rejected.
+    """Return the samples that pass the filter, in the order of the rollouts. Also return, for each
+    reason, the number of trajectories rejected for it. Every trajectory is either a sample or
+    counted as rejected.
 
     `mix`: max samples of each stratum. `none`: also accept duplicates, and reports that are wrong
     or unsupported; from a group, still only the best run is accepted. `seed`: seed for choosing
@@ -255,8 +257,8 @@ def _rollout_candidates(rollout: Rollout, *, none: bool) -> Iterator[_Candidate]
 
 
 def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
-    """Yield the trajectories of the delegator and of all executors from every run of a group.
-    `none`: True to accept reports that evidence does not support.
+    """Yield, for every run of a group, the trajectories of the delegator and of all executors.
+    `none`: True to accept reports without the support of evidence.
     """
     rewards = group.rewards
     ranks = [
@@ -276,7 +278,7 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
         if not isinstance(run.result, Trajectory):
             raise BadConfig(
                 f"--best: {group.question.id} asks for a table, and only runs of questions are "
-                "filtered; leave out the tables, or weigh all runs with `rolegate sft weigh`."
+                "filtered; leave out the tables, or run `rolegate sft weigh`, which reads both."
             )
         flaw = None
         if not right:
@@ -291,8 +293,8 @@ def _group_candidates(group: Group, *, none: bool) -> Iterator[_Candidate]:
 
 
 def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[FilteredSample]:
-    """Return the samples, with at most as many of each stratum as `mix` allows. Samples over a
-    limit are dropped at random (`seed`). All other samples keep their order.
+    """Return at most as many samples of each stratum as `mix` allows. Samples over a limit are
+    dropped at random (`seed`). All other samples keep their order.
     """
     kept: set[int] = set()
     for stratum in get_args(Stratum):
@@ -321,7 +323,7 @@ def _no_report(execution: Execution) -> str | None:
 def _reason(who: Who, sample: Sample, sub_query: SubQueryRollout) -> str | None:
     """Return the reason to reject a trajectory that ended with a report; None to keep it.
 
-    `who`: the model that made `sample`. `sub_query`: the samples of both models for this sub-query.
+    `who`: the model that made `sample`. `sub_query`: the work of both models on this sub-query.
     """
     verdict = sample.verdict
     if verdict.exact_match is False:
@@ -356,8 +358,8 @@ def _reason_in_table(
 ) -> str | None:
     """Return the reason to reject a report on a part of a table; None to keep it.
 
-    `who`: the model that wrote the report. `sub_query`: the samples of both models for this
-    sub-query. `flaw`: returns the reason why a report on this part of the table is bad, or None.
+    `who`: the model that wrote the report. `sub_query`: the work of both models on this sub-query.
+    `flaw`: returns the reason why a report on this part of the table is bad, or None.
     """
     execution: Execution = getattr(sub_query, who).execution
     first = msgspec.structs.replace(execution, searches=execution.searches[:1])
@@ -382,7 +384,8 @@ def _not_needed(
     trajectory has only one search, or needed a second search.
 
     `early`: True if the first search already found the answer. `capped`: the teacher's further
-    tries, with at most one search. `stands`: returns True if the answer of a try is right.
+    tries of the same sub-query, each with at most one search. `stands`: returns True if the answer
+    of a try is right.
     """
     if len(execution.searches) == 1:
         return None

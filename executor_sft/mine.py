@@ -74,11 +74,11 @@ class Selection(Frozen):
     """
 
     questions: list[Question]
-    """Selected questions. A question has the id of its run."""
+    """Selected questions. Each has the id of the stored run as its id."""
     counts: dict[str, int]
-    """Counts of ended runs, without the runs of tenants that opted out of training. `read`: all
-    runs. `selected`: runs whose question was selected. Every other key is a reason to leave runs
-    out.
+    """Counts of ended runs, without runs of tenants that opted out of training. `read` counts all
+    runs, and `selected` those whose questions were selected. Every other key is a reason, and
+    counts the runs that were left out for it.
     """
 
 
@@ -90,8 +90,8 @@ async def select(
     judge: bool,
     limit: int | None = None,
 ) -> tuple[Selection, list[Call]]:
-    """Return the questions of stored runs to answer again, newest first, and the model calls of
-    these runs.
+    """Select questions of stored runs for the teacher to answer again. Return these questions,
+    newest first, and the model calls of their stored runs.
 
     If a question was asked several times, only its newest run is used. `log`: the archive of runs.
     `wanted`: filter of the runs; it must leave out tenants that opted out. `evaluation`: held-out
@@ -206,8 +206,8 @@ _TIMES: Mapping[str, tuple[RoleName, float]] = {
     "student": ("execution", 1.0),
     "answer": ("answer", 2.0),
 }
-"""Assumptions of the cost estimate: for each role of a rollout, a role of the stored runs and a
-factor. The rollout's role is expected to use the tokens of the stored runs' role, times the factor.
+"""For each role of a rollout: (role of the stored runs, factor). The cost estimate assumes that the
+rollout's role uses as many tokens as that role used in the stored runs, times the factor.
 """
 
 
@@ -219,8 +219,8 @@ def estimate(
     names.
 
     `calls`: model calls of the stored runs. A call without token counts is assumed to have the mean
-    counts of the role's other calls. `prices`: price of each role's model; `dollars` is None for a
-    role without a price. The judge is not included, since it is rarely asked.
+    counts of all other calls of its role. `prices`: price of each role's model; `dollars` is None
+    for a role without a price. The judge is not included, since it is rarely asked.
     """
     needed: dict[str, dict[str, float | None]] = {}
     for name, (role, times) in _TIMES.items():

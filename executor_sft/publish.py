@@ -60,8 +60,8 @@ def publish(
     evaluation: Path | None = None,
     step: int | None = None,
 ) -> Path:
-    """Write a new version, and return its folder. If a version with the same files exists, return
-    the folder of that version instead.
+    """Write a new version, and return its folder. If a published version has the same files, write
+    nothing, and return the folder of that version.
 
     `trained`: result folder of the training. `evaluation`: an `evaluation.json` to store in the
     manifest. `step`: for results of `rolegate sft reinforce`, the step whose adapter is published;
@@ -88,7 +88,7 @@ def publish(
             files[name.removeprefix(f"{source}/")] = digest
     if not files:
         raise BadVersion(
-            f"{trained}: has no executor in {source}; name another --step or training."
+            f"{trained}: has no executor in {source}; pass an earlier --step, or another training."
         )
     recipe = manifest.origin.settings
     rank = None
@@ -126,9 +126,9 @@ def check_engine(
     """Raise `BadVersion` if the engine of `role` cannot serve a trained model, because it has
     another base model or accepts only adapters of a lower rank.
 
-    `what`: beginning of the error message, which names the model or recipe. `trained_on`: SHA-256
-    of the base model that was trained. `rank`: rank of the adapter; None for whole weights. Nothing
-    is checked if the role has a `base_url` instead of an engine that the gateway starts.
+    `what`: name of the model or recipe, for the beginning of the error message. `trained_on`:
+    SHA-256 of the base model that was trained. `rank`: rank of the adapter; None for whole weights.
+    Nothing is checked if the role has a `base_url` instead of an engine that the gateway starts.
     """
     name = config.roles.by_name[role].engine
     if name is None:

@@ -27,13 +27,13 @@ from router.trace.values import TableRun
 _ANSWERS = ("answers", "golden_answers", "golds", "answer")
 _ARTICLES = frozenset(("a", "an", "the"))
 _NEAR = 0.8
-"""Min Jaccard index of the letter triples of two questions at which the questions count as
-near-duplicates.
+"""Two questions count as near-duplicates if the Jaccard index of their letter triples is at least
+this number.
 
 Questions that differ only in a misspelt, moved, added or missing word have a higher index.
-Different questions in similar words hardly ever do: none of 3,000 training questions reached it
-with any of the 4,125 questions of the paper's test sets, and 0.4 % of the questions of five mini
-worlds reached it with a question of five other worlds.
+Different questions in similar words hardly ever have it. Of 3,000 training questions, none had it
+with any of the 4,125 test questions of the TBSS paper. In five mini worlds, 0.4 % of the questions
+had it with a question about another five worlds.
 """
 _LOOK_ALIKES = str.maketrans(
     "аеорсухіјѕһԁԛԝѵвнмткгпαεορνυχικτβζημοսօհոսցℓıɑɡ",
@@ -43,7 +43,9 @@ _LOOK_ALIKES = str.maketrans(
 letters could disguise held-out questions.
 """
 Likeness = Literal["same", "near"]
-"""Whether a text equals a held-out text (`same`), or is a near-duplicate of one (`near`)."""
+"""Relation of a text to the held-out texts. `same`: equal to one of them. `near`: near-duplicate of
+one of them.
+"""
 
 
 class Question(Frozen, omit_defaults=True):
@@ -60,12 +62,12 @@ class Question(Frozen, omit_defaults=True):
     table: TableRequest | None = None
     """Request for a table; None if the question asks for an answer."""
     rows: tuple[tuple[str, ...], ...] = ()
-    """Right rows of the table, with a value for each column. A value that cannot be found anywhere
-    is empty. No rows if the right rows are unknown.
+    """Right rows of the table, with a value for each column. A value is empty if it cannot be found
+    anywhere. There are no rows if the right rows are unknown.
     """
     group: str = ""
-    """Name of the group of questions that are not independent, such as those about one world; empty
-    if there is no group.
+    """Name of the question's group; empty for no group. Questions of a group, such as those about
+    one world, are not independent.
     """
 
     @property
@@ -80,8 +82,8 @@ class _QuestionText(Frozen):
 
 
 class _Line(Frozen):
-    """A line of a file of questions, with all keys under which a field may occur. Unknown keys are
-    ignored.
+    """A line of a file of questions, with all keys that are read; several keys have the same
+    meaning. Unknown keys are ignored.
     """
 
     id: str | int | None = None
@@ -108,7 +110,7 @@ class _TableLine(_Line):
 
 
 class _SeedLine(_TableLine):
-    """A line that may be a seed, for which a model writes a question."""
+    """A line that may be a seed (a text about which a model writes a question)."""
 
     title: str = ""
 
@@ -120,8 +122,8 @@ def read_questions(
     seeds: bool = False,
     rows_needed: bool = False,
 ) -> tuple[list[Question], int]:
-    """Return the questions of a file of JSON lines, and the number of duplicates, which are left
-    out.
+    """Return the questions of a file of JSON lines, without duplicates, and the number of
+    duplicates.
 
     A line has the question under `text`, `question` or `query`, and the right answers under
     `answer`, `answers`, `golden_answers` or `golds`. `id`, `source` (or `dataset`) and `group` are
@@ -194,8 +196,9 @@ def select_questions(
     *,
     rows_needed: bool = False,
 ) -> tuple[list[Question], dict[str, int]]:
-    """Return the first `limit` questions and tables of a file that are not held out. Also return
-    counts of lines: all that were read (`read`), and those that were left out for each reason.
+    """Return the first `limit` questions and tables of the file `path`, without held-out ones. Also
+    return counts of lines: under `read` all lines, and under every other key the lines that were
+    left out for this reason.
 
     `exclude`: files of held-out questions. `rows_needed`: True if every table needs right rows.
     Raises the same errors as `read_questions`.
@@ -216,8 +219,8 @@ def select_questions(
 
 
 class HeldOut:
-    """Questions and sub-queries that must not be trained on. They are also recognized with small
-    changes.
+    """Questions and sub-queries that must not be trained on. Texts with small changes are
+    recognized, too.
 
     Two texts are near-duplicates if the Jaccard index of their sets of letter triples is at least
     `_NEAR`. To compare a text with all held-out texts in one pass, an index maps each triple to the
@@ -240,8 +243,9 @@ class HeldOut:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "HeldOut":
-        """Read held-out questions, and their sub-queries if there are any, from files of JSON
-        lines. No answers are needed. Raises `BadConfig`, with file and line, for an invalid line.
+        """Read held-out questions from files of JSON lines. If a line has sub-queries, they are
+        held out, too. No answers are needed. Raises `BadConfig`, with file and line, for an invalid
+        line.
         """
         texts: list[str] = []
         for path in paths:
@@ -254,8 +258,8 @@ class HeldOut:
         """Return `same` if a held-out text has the same `question_key`, `near` if `text` is a
         near-duplicate of a held-out text, else None.
 
-        If each of two texts has a number that the other lacks, they are different questions,
-        however similar their words are.
+        Two texts are not near-duplicates if each of them has a number that the other lacks, however
+        similar their words are.
         """
         joined = _joined(text)
         if question_key(text) in self._keys or joined in self._joined:
@@ -293,8 +297,8 @@ def _joined(text: str) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Return the words of a text without the differences that `question_key` ignores; articles are
-    kept.
+    """Return the words of a text in a normal form, without differences in case, width of letters,
+    accents, invisible characters, punctuation and symbols. Articles are kept.
     """
     apart = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold())
     unaccented = "".join(letter for letter in apart if not "\u0300" <= letter <= "\u036f")
@@ -311,8 +315,8 @@ def _numbers(text: str) -> set[str]:
 
 
 def _triples(text: str) -> frozenset[str]:
-    """Return the set of letter triples of all words but articles. In triples, a space marks the
-    beginning and the end of a word.
+    """Return the letter triples of all words but articles. In a triple, a space marks the beginning
+    or the end of a word.
     """
     triples: set[str] = set()
     for word in _words(text):
@@ -370,8 +374,8 @@ class TableReports:
         anywhere may be missing. Each value is in a passage that the executor was shown.
 
         If the right values are unknown, the values of the filled table are used instead. Then each
-        reported value must also be undisputed in that table, and a passage must state it about that
-        row.
+        reported value must also be undisputed in the filled table, and a passage must state the
+        value about its row.
 
         `ask`: the rows or cells that the executor had to find. `execution`: the executor's work,
         with its report.

@@ -76,8 +76,9 @@ def run(options: Options) -> int:
 
 
 def _check(options: Options, config: Config, student: Path) -> None:
-    """Check, before anything is spent, what later steps need. Raise `BadConfig` or `BadVersion` if
-    a package is missing, or if recipe, tokenizer, engine or held-out questions are unsuitable.
+    """Check the requirements of later steps, before model calls cost anything. Raise `BadConfig` or
+    `BadVersion` if a package is missing, or if recipe, tokenizer, engine or held-out questions are
+    unsuitable.
     """
     need("sft", *dataset.NEEDED, *train.NEEDED)
     recipe = read_recipe(options.recipe, Recipe)

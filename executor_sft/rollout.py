@@ -143,8 +143,8 @@ class Verdict(Frozen):
 
 class Sample(Frozen):
     """An executor's work on a sub-query. For a question, `answer` is the final answer of the
-    teacher's run, continued with this executor's report. For a table, `answer` is the answer in the
-    report.
+    teacher's run if the run is continued with this executor's report. For a table, `answer` is the
+    answer in the report.
     """
 
     execution: Execution
@@ -158,14 +158,14 @@ class SubQueryRollout(Frozen):
     teacher: Sample
     student: Sample
     capped: tuple[Sample, ...] = ()
-    """Further tries of the teacher with only one search. Empty if the teacher searched at most once
-    or was wrong.
+    """Further tries of the teacher on the same sub-query, with only one search each. Empty if the
+    teacher searched at most once, or if its answer was wrong.
     """
 
 
 class Rollout(Frozen):
-    """One line of `rollouts.jsonl`: the teacher's run on a question, and all samples of its
-    sub-queries.
+    """One line of `rollouts.jsonl`: the teacher's run on a question, and the work of teacher and
+    student on each sub-query of that run.
     """
 
     question: Question
@@ -174,7 +174,8 @@ class Rollout(Frozen):
     verdict: Verdict
     """Correctness of the teacher's run."""
     sub_queries: tuple[SubQueryRollout, ...] = ()
-    """Samples of each sub-query, in the order in which the teacher's run dispatched them."""
+    """Work on each sub-query, in the order in which the teacher's run dispatched the sub-queries.
+    """
 
 
 class Group(Frozen):
@@ -189,7 +190,9 @@ class Group(Frozen):
         return [reward_of(run, self.question.golds, self.item_f1(run.result)) for run in self.runs]
 
     def item_f1(self, result: Result | None) -> float | None:
-        """Return the score of a table; None for an answer, and if the right rows are unknown."""
+        """Return the item F1 (F1 over cells) of the table that a run filled. Return None if the run
+        filled no table, or if the right rows are unknown.
+        """
         if isinstance(result, TableRun) and self.question.rows:
             return item_f1(result, self.question.rows)
         return None
@@ -199,9 +202,9 @@ def check_failures(trajectory: Trajectory | TableRun, first: int, context: RunCo
     """Raise the error of a run if its time ran out or an endpoint failed. The answer of such a run
     says nothing about the models.
 
-    `context`: context of the run, which has the errors of endpoints. `first`: number of the first
-    sub-query to check; earlier sub-queries were taken from another run. Raises `OutOfTime` or
-    `UpstreamError`.
+    `context`: context of the run; it has the errors of endpoints. `first`: number of the first
+    sub-query to check, from 0; earlier sub-queries were taken from another run. Raises `OutOfTime`
+    or `UpstreamError`.
     """
     for index, execution in enumerate(trajectory.executions[first:], first):
         check_execution(execution, index, context)
@@ -216,7 +219,7 @@ def check_some(
     failures: Mapping[int | None, UpstreamError],
 ) -> None:
     """Raise an error of `failures` if all `executions` failed, or if an endpoint is unavailable.
-    Otherwise, failures are tolerated.
+    Otherwise, failures are tolerated. `failures`: endpoints' errors, as in `RunContext.failures`.
     """
     hopeless = all(execution.outcome in _FAILED for execution in executions)
     for error in failures.values():
@@ -225,7 +228,7 @@ def check_some(
 
 
 async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> TableRun:
-    """Fill a table, and return the run. Raises `UpstreamError` if all executions failed or an
+    """Fill a table once, and return the run. Raises `UpstreamError` if all executions failed or an
     endpoint is unavailable, and `OutOfTime` if the time of the run is up.
     """
     run = await wide.run(table.checked(wide.limits), context)
@@ -235,8 +238,9 @@ async def fill(wide: WideSearch, table: TableRequest, context: RunContext) -> Ta
 
 
 def check_execution(execution: Execution, index: int, context: RunContext) -> None:
-    """Raise the error of an executor if its time ran out or an endpoint failed. `index`: number of
-    the executor's sub-query. Raises `OutOfTime` or `UpstreamError`.
+    """Raise the error of an execution (an executor's work on one sub-query) if time ran out or an
+    endpoint failed. `index`: number of the sub-query, from 0. Raises `OutOfTime` or
+    `UpstreamError`.
     """
     if execution.outcome == "timed_out":
         raise OutOfTime(_TIME)
@@ -254,12 +258,14 @@ class RolloutWorker(Frozen):
     """Executors with the teacher's model and at most one search, each with another seed."""
     judge: Judge | None
     context: Callable[..., RunContext]
-    """Function that makes the context of one run; takes an optional time limit in seconds."""
+    """Function that returns the context of a new run. It takes an optional time limit in seconds.
+    """
     wide: WideSearch | None = None
     """Search that fills tables, with the teacher as executor; needed only for tables."""
 
     async def roll_out(self, question: Question) -> Rollout:
-        """Run the teacher on a question, and the student on its sub-queries; return all samples.
+        """Run the teacher on a question, then the student on the sub-queries of that run. Return
+        the results.
 
         Raises `UpstreamError` or `OutOfTime` if an endpoint failed or the time ran out, and
         `StoreFailed` if the call cache cannot be written.
@@ -295,7 +301,7 @@ class RolloutWorker(Frozen):
         teacher's, run the rest of the search again with the new report, to get a final answer.
 
         `run`: the teacher's run. `round_`, `place`: number of the sub-query's round, and number of
-        the sub-query in that round.
+        the sub-query in that round, both from 0.
         """
         trajectory = run.trajectory
         assert isinstance(trajectory, Trajectory)
@@ -318,9 +324,9 @@ class RolloutWorker(Frozen):
     async def _table(self, question: Question, table: TableRequest) -> Rollout:
         """Let the teacher fill a table, then let the student work on each of its sub-queries.
 
-        At most `limits.width` executors work at a time, as when a table is filled. A failed
-        execution becomes a sample like any other. An error is raised only if all executions fail,
-        an endpoint is unavailable or the time runs out.
+        At most `limits.width` executors work at a time. A failed execution becomes a sample like
+        any other. An error is raised only if all executions fail, an endpoint is unavailable or the
+        time runs out.
         """
         assert self.wide
         limits = self.wide.limits
@@ -455,8 +461,8 @@ def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
     token ids.
 
     `capped`: number of the teacher's tries with only one search. The first try has the config's
-    temperature. All others have at least `_TEMPERATURE`, so that they differ. Raises `BadConfig` if
-    the config has no teacher.
+    temperature. All further tries have at least the temperature `_TEMPERATURE`, so that they
+    differ. Raises `BadConfig` if the config has no teacher.
     """
     runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
     config = teacher_config(runtime.config)
@@ -526,8 +532,9 @@ def mean(values: Iterable[float]) -> float:
 
 
 def search_counts(searches: Iterable[int]) -> dict[str, float]:
-    """Return figures about the searches of executors (TBSS Table 4): the number of executions, the
-    mean number of searches, and the numbers of executions with no search, one search, and more.
+    """Return figures about the searches of executors (TBSS Table 4): the number of executions (an
+    execution is an executor's work on one sub-query), the mean number of searches, and the numbers
+    of executions with no search, one search, and more.
 
     `searches`: number of searches of each execution.
     """
@@ -542,7 +549,7 @@ def search_counts(searches: Iterable[int]) -> dict[str, float]:
 
 
 def figures_of(path: Path, models: Mapping[str, str]) -> dict[str, Any]:
-    """Return the figures of the file of rollouts `path`.
+    """Return the figures of all rollouts in the file `path`.
 
     `exact_match` and `correct` are shares of all questions; under `executors`, `exact_match` is a
     share of the executor's executions. `models`: names of the models of `teacher` and `student`.

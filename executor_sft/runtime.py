@@ -47,8 +47,8 @@ from serving.topologies import (
 
 BASE = "base"
 TEACHER = "teacher"
-"""Values of options that name a model or the folder of an adapter. `base` is the role's model in
-the config; `teacher` is the model of `distillation.teacher`.
+"""Values of options such as `--executor`, which can also name the folder of an adapter. `base`: the
+role's model in the config. `teacher`: the model of `distillation.teacher`.
 """
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SAMPLED = frozenset(get_args(RoleName)) - {"judge"}
@@ -67,21 +67,21 @@ class Runtime:
     cache: CallCache | None = None
     """Cache of completed model calls; None to make every call."""
     seed: int | None = None
-    """Seed of the sampled roles; None for the config's seeds."""
+    """Seed of the roles in `sampled_roles`; None for the seeds in the config."""
     temperature: float | None = None
-    """Temperature of the sampled roles; None for the config's temperatures. Ignored if `seed` is
-    None.
+    """Temperature of the roles in `sampled_roles`; None for the temperatures in the config. Ignored
+    if `seed` is None.
     """
     sampled_roles: Collection[RoleName] = _SAMPLED
     """Roles to which `seed` and `temperature` apply."""
     asking: Mapping[RoleName, Mapping[str, Any]] = field(default_factory=dict)
     """Fields to add to the requests of each role, such as `return_token_ids`."""
     versions: Mapping[RoleName, str] = field(default_factory=dict)
-    """For each role with an adapter: name of the adapter that replaces the config's model."""
+    """Name of the adapter that replaces the config's model, for each role that uses an adapter."""
     upstreams: Upstreams = field(default_factory=Upstreams)
     """Health of the endpoints, and limits of concurrent calls; shared by all runs."""
     loaders: Mapping[RoleName, Adapters] = field(default_factory=dict)
-    """Clients that load adapters into the engines of delegator and executor, by role."""
+    """For delegator and executor: client that loads adapters into the role's engine."""
 
     @property
     def judge(self) -> Judge | None:
@@ -95,9 +95,9 @@ class Runtime:
         temperature: float | None = None,
         roles: Collection[RoleName] = _SAMPLED,
     ) -> "Runtime":
-        """Return a copy that uses this seed and temperature. `temperature`: None for the config's
-        temperatures. `roles`: the roles to which seed and temperature apply, by default all but the
-        judge. All other roles keep the config's seed and temperature.
+        """Return a copy that uses this seed and temperature. `temperature`: None for the
+        temperatures in the config. `roles`: the roles to which seed and temperature apply, by
+        default all but the judge. All other roles keep the config's seed and temperature.
         """
         return replace(self, seed=seed, temperature=temperature, sampled_roles=roles)
 
@@ -150,7 +150,7 @@ class Runtime:
     def executor(self, role: Role | None = None, limits: ExecutorLimits | None = None) -> Executor:
         """Return an executor. `role`: role with the executor's model; by default, the config's
         executor or the adapter that replaces it. `limits`: limits of searches and turns; by
-        default, the config's.
+        default, the limits in the config.
         """
         version = self.versions.get("execution")
         role = role or self.role("execution", self.config.roles.execution, version=version)
@@ -164,8 +164,8 @@ class Runtime:
         """Return the topology `name`: `factorized`, or `host`, which has managers between delegator
         and executors.
 
-        `executor`: the executor to use; None for the config's. Raises `BadConfig` if a manager of
-        the topology `host` has tools.
+        `executor`: the executor to use; None for the executor in the config. Raises `BadConfig` if
+        a manager of the topology `host` has tools.
         """
         executor = executor or self.executor()
         roles = self._others
@@ -177,9 +177,9 @@ class Runtime:
     def tables(
         self, name: TopologyName, executor: Executor | None = None
     ) -> tuple[WideSearch, dict[str, Role]]:
-        """Return the search that fills tables in the topology `name`, and its roles by name.
-        `executor`: the executor to use; None for the config's. Raises the same errors as
-        `topology`.
+        """Return the search that fills tables in the topology `name`, and the roles of this search
+        by name. `executor`: the executor to use; None for the executor in the config. Raises the
+        same errors as `topology`.
         """
         executor = executor or self.executor()
         roles = {**self._others, "execution": executor.role(self.context())}
@@ -337,13 +337,15 @@ async def open_runtime(
 
 
 Work = Callable[[Runtime], Ask]
-"""Function that takes a runtime, and returns another function, which works on one item."""
+"""Function that takes a runtime. It returns the function to be called with each item, such as a
+question.
+"""
 
 
 def spread(runtime: Runtime, work: Work, ray: str | None) -> Ask:
-    """Return the function `work(runtime)`. If `ray` is not None, return a function that does the
-    same work on the workers of that Ray cluster. The workers' model calls are kept in the cache of
-    `runtime`.
+    """Return the function `work(runtime)`, which works on one item in this process. With `ray`,
+    return a function that does the same in the workers of a Ray cluster. The workers' model calls
+    are kept in the cache of `runtime`.
 
     `work`: must be picklable. `ray`: the cluster, `local` or HOST:PORT, see `workers_of`. Raises
     `BadConfig` if the config has engines, or the cluster cannot be used.
@@ -374,14 +376,14 @@ class _Worker:
     """A worker process on a Ray cluster. Works on any number of items concurrently."""
 
     _stack = AsyncExitStack()
-    """Keeps the runtime open. It can be a class attribute, because a process has only one worker.
+    """Keeps the runtime open. A class attribute is enough, because a process has only one worker.
     """
     _opened: Any = None
     """Future of the runtime; None before the first item."""
 
     async def work_on(self, item: object, work: Work, config: Config) -> Any:
-        """Return the result of an item, or its error, and the completed model calls. The configs of
-        all items must have the same retriever.
+        """Return (result or error of the item, completed model calls). The configs of all items
+        must have the same retriever.
         """
         if self._opened is None:
             entered = self._stack.enter_async_context(open_runtime(config, print))

@@ -34,8 +34,8 @@ class Origin(Frozen, forbid_unknown_fields=True):
     step: str
     """Name of the step, such as `filter`."""
     inputs: dict[str, str]
-    """SHA-256 of every input file; keys are purposes, such as `questions`. For an input that is the
-    folder of another step, the SHA-256 of that step's manifest.
+    """SHA-256 of every input; keys are purposes, such as `questions`. If an input is the folder of
+    another step, the SHA-256 is that of the other step's manifest.
     """
     settings: dict[str, Any]
 
@@ -48,21 +48,25 @@ class StepManifest(Frozen, forbid_unknown_fields=True):
     files: dict[str, str]
     """SHA-256 of every result file; keys are paths in the step's folder."""
     seconds: float
-    """Duration of the command that finished the step, without earlier, interrupted commands."""
+    """Duration, in seconds, of the command that finished the step. Earlier, interrupted commands
+    are not included.
+    """
     finished_at: str
     """Time at which the step was finished (ISO 8601, UTC)."""
     steps: dict[str, "StepManifest"] = {}
-    """Manifests of the steps whose results were inputs; keys are purposes as in `Origin.inputs`."""
+    """Manifests of earlier steps whose results are inputs of this step; keys are purposes, as in
+    `Origin.inputs`.
+    """
 
 
 class Step(Frozen):
-    """A step that has begun, with the folder of its results, and its inputs and settings."""
+    """A step that has begun: the folder of the step's results, its inputs and its settings."""
 
     folder: Path
     origin: Origin
     inputs: Mapping[str, Path]
     begun_s: float
-    """Monotonic time at which this command began the step or resumed it."""
+    """Time at which this command began or resumed the step, in seconds of the monotonic clock."""
 
     @classmethod
     def begin(
@@ -178,8 +182,8 @@ _PLACES = {
     "embedder": "engine base_url api_key_env",
     "reranker": "base_url form api_key_env timeout_s",
 }
-"""For each section of a config: its keys that cannot change a step's result, because they only say
-where and how models and indexes are served. All other keys of these sections can change the result.
+"""Keys that cannot change a step's result, for some sections of a config: they only say where and
+how models and indexes are served. All other keys of these sections can change the result.
 """
 
 
@@ -205,7 +209,7 @@ def config_settings(
 
 
 def _deciding(section: str, config: msgspec.Struct) -> dict[str, Any]:
-    """Return the keys of a section, with their values, that can change a step's result."""
+    """Return the keys and values of a section that can change a step's result."""
     ignored = _PLACES[section].split()
     fields = msgspec.to_builtins(config)
     return {key: value for key, value in fields.items() if key not in ignored}

@@ -44,7 +44,7 @@ _Kind = TypeVar("_Kind")
 _Share = Annotated[float, Meta(ge=0, lt=1)]
 _Positive = Annotated[float, Meta(gt=0)]
 _SMOOTHED = 20
-"""The reported loss is the mean over this number of last training steps."""
+"""Number of training steps, the last ones, whose mean loss is reported."""
 
 
 class Options(StepOptions):
@@ -184,7 +184,8 @@ def _train(
 
 
 def base_files(model: Path, dataset: Path) -> dict[str, Path]:
-    """Return the paths of the config and the weights in the folder `model`, as inputs of the step.
+    """Return the paths of the config and the weights in the folder `model`. They become inputs of
+    the step, under these keys.
 
     Raises `BadConfig` if a file is missing, or if the data set was made for another tokenizer.
     """
@@ -264,7 +265,7 @@ def _trainer(
     devices: int,
 ) -> Any:
     """Return a trainer of TRL for the base model in the folder `base`. It trains on exactly these
-    rows, none of which is shortened.
+    rows, and shortens none.
 
     `checkpoints`: folder for checkpoints. `devices`: number of devices. Raises `BadConfig` if base
     model, rows and recipe do not fit together.
@@ -348,7 +349,8 @@ def _settings(recipe: Recipe, checkpoints: Path, devices: int) -> Any:
 
 def _last_checkpoint(folder: Path) -> str | None:
     """Return the path of the last complete checkpoint in `folder`; None if there is none. A
-    checkpoint is complete if its state can be read, since the file with the state is written last.
+    checkpoint is complete if the file with its state can be read, because that file is written
+    last.
     """
     checkpoints = folder.glob("checkpoint-*")
     for checkpoint in sorted(checkpoints, key=lambda path: -int(path.name.rpartition("-")[2])):
@@ -387,8 +389,8 @@ def save_trained(trainer: Any, base: Path, folder: Path) -> None:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yield the path of a temporary folder to write a model to. On exit, sync it to disk and rename
-    it to `folder`. The old `folder` is removed on entry.
+    """Yield the path of a temporary folder to write a model to. On exit, sync the temporary folder
+    to disk, and rename it to `folder`. The old `folder` is removed on entry.
     """
     unfinished = folder.with_name(f".{folder.name}")
     for path in (unfinished, folder):

@@ -50,9 +50,9 @@ def page() -> str:
 
 
 def _collect(key: str, cls: type, keys: dict[type, list[str]]) -> None:
-    """Add to `keys` the section `cls`, and all sections inside it, each with the keys of the file
-    under which it can occur. `key`: the key of `cls`, such as `roles.delegation`; empty for the
-    whole file.
+    """Add the section `cls`, and all sections inside it, to `keys`. A section is mapped to all keys
+    of the config file under which it can occur. `key`: the key of `cls`, such as
+    `roles.delegation`; empty for the whole file.
     """
     keys.setdefault(cls, []).append(key)
     for name, inner in _sections(cls):
@@ -103,7 +103,9 @@ _WORDS = {
 }
 """Words for the type of a value."""
 _MOST = 10**6
-"""Limits above this number only catch typing errors, so the page does not show them."""
+"""A limit above this number is only a protection against typing errors, so the page does not show
+it.
+"""
 
 
 def _kind(kind: Type) -> str:

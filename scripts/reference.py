@@ -81,7 +81,9 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
 }
 """Remedy of each error: the sentence in the column `remedy` of docs/errors.md."""
 _SECTIONS = {"message": 4, "enum": 5, "service": 6, "field": 2, "value": 2, "method": 2}
-"""Field numbers in protobuf's descriptor messages. The path of a comment is made of them."""
+"""Field numbers in protobuf's descriptor messages, by kind of definition. The path that identifies
+a comment consists of them and of indexes.
+"""
 
 
 def errors_page() -> str:

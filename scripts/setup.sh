@@ -47,10 +47,10 @@ if [ -z "${ROLEGATE_INSTALL:-}" ] && command -v nvidia-smi >/dev/null && nvidia-
     install=gpu
 fi
 if [ "$install" = gpu ]; then
-    echo "set-up: a GPU is there; installing rolegate[gpu$extras]"
+    echo "set-up: found a GPU; installing rolegate[gpu$extras]"
     pip install -e ".[gpu$extras]"
 else
-    echo "set-up: no GPU is there; installing rolegate[cpu$extras], about 4 GB"
+    echo "set-up: found no GPU; installing rolegate[cpu$extras], about 4 GB"
     pip install --dry-run --ignore-installed --no-deps --quiet --report "$venv/torch.json" "torch==2.13.0" >/dev/null || true
     if grep -q '2\.13\.0[+]cpu' "$venv/torch.json" 2>/dev/null; then
         pip install "torch==2.13.0"

@@ -57,12 +57,12 @@ TEACHER = Path(__file__).parents[1] / "serving" / "models" / "mini-teacher"
 CONTEXT_TOKENS = 8192
 _SHORT_ROW = 4096
 _WAITING = 24
-"""Number of conversations that wait to be packed into rows."""
+"""Number of waiting conversations, from which rows are packed."""
 _YEARS = 2
-"""Number of searches for members' own pages, for each set of rows."""
+"""Number of searches for members' own pages, per set of rows."""
 _LABELS = 100
-"""Number of the tokens `#1`, `#2`, … that label names, and of the tokens `@1`, `@2`, … that label
-rows. With a number of several tokens, the model often loses track of which name is next.
+"""Number of labels for names (`#1`, `#2`, …), and of labels for rows (`@1`, `@2`, …). Each label is
+one token, because with labels of several tokens, the model often confuses the order of the names.
 """
 
 
@@ -85,9 +85,9 @@ class TableAlone:
 
     The agent asks for the registers of each set of rows, one after another, and for members' own
     pages. It notes the names that it finds, each after a label (`#3 Dasist`). Then it searches for
-    each row by its name, and a second time where the first passage names another page. After each
-    row, it notes the row as a line of the table, also after a label (`| @2 | Dasist | 1170 |`), or
-    `-` if the row contradicts a condition. At the end, it writes the noted lines as the table.
+    each row by name, and once more if the first passage refers to another page. After each row, it
+    notes the row as a line of the table, also after a label (`| @2 | Dasist | 1170 |`), or `-` if
+    the row contradicts a condition. At the end, it writes the noted lines as the table.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class TableAlone:
                 self._missing_register = True
 
     def _questions(self, group: EntitySet) -> Iterator[str]:
-        """Yield the questions for registers until one is not found, then those for members' own
-        pages.
+        """Yield questions for registers until a register is not found. Then yield questions for
+        members' own pages.
         """
         self._missing_register = False
         for turn in itertools.count():
@@ -247,8 +247,8 @@ def lessons(seed: int) -> Iterator[Dialogue]:
 
 
 def rows(source: Iterator[Encoded]) -> Iterator[Encoded]:
-    """Pack conversations into rows of up to 4,096 or 8,192 tokens. There is no attention mask
-    between the conversations of a row.
+    """Pack conversations into rows of 4,096 or 8,192 tokens, and yield the rows. The conversations
+    of a row can attend to each other.
     """
     rng = random.Random(12)
     waiting: list[Encoded] = []
@@ -279,7 +279,7 @@ def _loss(model: Qwen3ForCausalLM, tokens: Tensor, weights: Tensor) -> Tensor:
 
 
 def train(folder: Path, steps: int, threads: int) -> None:
-    """Train the model, and save it in `folder`/model. A second call resumes the first."""
+    """Train the model, and save it in `folder`/model. Resumes an interrupted training."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
     tokenizer = load_tokenizer(TEACHER)
@@ -395,7 +395,9 @@ def alone(config: Config, model: Path, folder: Path) -> Config:
 async def measure(
     world: Path, model: Path, searches: Sequence[int], out: Path | None
 ) -> dict[int, list[Measured]]:
-    """Fill the tables of `world`, once with each number of `searches`, and print the means."""
+    """Fill the tables of `world` once with each max number of `searches`. Print the means, and
+    return the figures of each table by number of searches.
+    """
     measured: dict[int, list[Measured]] = {}
     questions, _ = read_questions(world / "questions.jsonl", tables=True)
     with TemporaryDirectory() as folder:
@@ -438,7 +440,9 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, dest="command")
     training = commands.add_parser("train", help="train the model")
     training.add_argument("folder", type=Path, help="folder for the model and its checkpoint")
-    training.add_argument("--steps", type=int, default=1200, help="rows (default: 1200)")
+    training.add_argument(
+        "--steps", type=int, default=1200, help="rows to train on (default: 1200)"
+    )
     training.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
     measuring = commands.add_parser("measure", help="fill the tables of a test world")
     measuring.add_argument("world", type=Path, help="folder that `sft mini-world --wide` wrote")

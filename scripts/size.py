@@ -58,7 +58,7 @@ class Module(NamedTuple):
 
     @property
     def room(self) -> str:
-        """Package that the module belongs to, such as `router/store`."""
+        """Package of the module, up to two folders deep, such as `router/store`."""
         if self.name.startswith("protos"):
             return "client"
         folders = self.name.split("/")[:-1]
@@ -77,7 +77,9 @@ def modules(folders: tuple[str, ...]) -> list[Module]:
 
 
 def docstrings(tree: ast.AST) -> Iterator[ast.Expr]:
-    """Yield every statement that is only a string: docstrings, also those of attributes."""
+    """Yield every statement that consists of a string only: the docstrings, including attributes'
+    docstrings.
+    """
     for node in ast.walk(tree):
         is_constant = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_constant and isinstance(node.value.value, str):

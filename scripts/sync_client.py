@@ -23,8 +23,8 @@ RULES = (
     (r"\b__a(iter|enter|exit)__\b", r"__\1__"),
     (r"\bgrpc\.aio\b", "grpc"),
 )
-"""Regular expressions and their replacements, which turn the async client's source into that of the
-blocking client. They are applied in order.
+"""Pairs (regular expression, replacement). Applied in order, they turn the source of the async
+client into the source of the blocking client.
 """
 
 

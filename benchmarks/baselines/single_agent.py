@@ -35,7 +35,7 @@ _MAX_MALFORMED = 2
 
 def role_alone(config: Config, prompt: str) -> RoleConfig:
     """Return the role config of a model that works alone: the delegator's model with the prompt
-    file `prompt`, and the larger `max_tokens` of delegator and answerer.
+    file `prompt`. Its `max_tokens` is that of delegator or answerer, the larger of the two.
     """
     roles = config.roles
     max_tokens = max(roles.delegation.max_tokens, roles.answer.max_tokens)
@@ -43,11 +43,11 @@ def role_alone(config: Config, prompt: str) -> RoleConfig:
 
 
 def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> ExecutorLimits:
-    """Return limits for a model that works alone. It may do as much as all roles of a factorized
-    run together.
+    """Return limits for a model that works alone, so that it may do as much as all roles of a run
+    together.
 
-    It may make as many searches as all executors of a run together, and write as many turns as
-    these executors and the delegator together.
+    The model may search as often as all executors of a run together, and may write as many turns as
+    delegator and executors together.
     """
     executor = executor_limits(config.search)
     dispatched = max_rounds * max_sub_queries
@@ -59,7 +59,8 @@ def limits_alone(config: Config, max_rounds: int, max_sub_queries: int) -> Execu
 
 
 def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
-    """Parse a turn of a model that works alone. An answer is returned as a report without evidence.
+    """Return the parsed turn of a model that works alone. An answer becomes a report without
+    evidence.
 
     If a turn has both a search and an answer, the first complete element counts. `cut`: True if the
     turn was cut off at the token limit.
@@ -78,8 +79,8 @@ def parse_agent_turn(text: str, cut: bool = False) -> ExecutionTurn:
 
 
 def agent_documents(passages: Sequence[Passage], last: bool) -> str:
-    """Return the message that shows a search's passages to a single agent. `last`: True if no
-    searches are left; the message then also asks for the answer.
+    """Return the message with which a single agent gets the passages of a search. `last`: True if
+    no searches are left; the message then also asks for the answer.
     """
     return prompts.documents(passages, last=False) + (f"\n{LAST_ANSWER}" if last else "")
 
@@ -97,8 +98,8 @@ class SingleAgent(Frozen):
     """Answers questions with one model that searches by itself: "Direct Tool" of the TBSS paper
     (section 4.1). Budgets of runs are not supported.
 
-    The paper does not state the limits of its single agent. Here, the agent may do as much as all
-    roles of a factorized run together (`limits_alone`).
+    The paper does not state the limits of its single agent. Here, the agent may do as much as
+    delegator and executors of a run together (`limits_alone`).
     """
 
     role: Role
@@ -109,7 +110,8 @@ class SingleAgent(Frozen):
     form: Form = SINGLE_AGENT
 
     async def run(self, question: str, context: RunContext) -> Trajectory:
-        """Answer `question`, and return the trajectory, which has one execution with all searches.
+        """Answer `question`, and return the trajectory. It has a single execution, with all
+        searches.
 
         If the time for searching or the model's context runs out, the model gets one more turn, to
         answer from the passages found so far. Raises `UpstreamError` if the model's endpoint fails,

@@ -37,8 +37,8 @@ this text.
 
 
 def writing(runtime: Runtime, topology: Writing) -> Loop:
-    """Return a search whose answer is a whole table, with the same limits as the gateway's runs
-    that fill tables.
+    """Return a search whose answer is a whole table. Its limits are those of the gateway's runs for
+    tables.
     """
     config = runtime.config
     limits = config.table
@@ -75,8 +75,8 @@ async def written_table(
     columns: Sequence[Column],
     context: RunContext,
 ) -> str | None:
-    """Run `loop`, and return the table that it writes, as Markdown. Return None if no table was
-    written, or if the time ran out. Raises `UpstreamError` if an endpoint fails.
+    """Run `loop`, and return the written table as Markdown. Return None if no table was written, or
+    if the time ran out. Raises `UpstreamError` if an endpoint fails.
     """
     context = replace(context, reporting=TABLE_REPORTING)
     names = ", ".join(map(described, columns))

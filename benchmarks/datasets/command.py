@@ -42,7 +42,7 @@ class Options(harness.Options):
 
 
 class QuestionCounts(Frozen):
-    """Numbers of questions in one split of a data set."""
+    """Counts of questions in one split (such as `test`) of a data set."""
 
     dataset: str
     split: str
@@ -52,19 +52,20 @@ class QuestionCounts(Frozen):
     sampled: int
     """Number of questions that were drawn."""
     evidence: int
-    """Number of questions that name their supporting passages."""
+    """Number of questions with ids of the passages that the answer needs."""
 
 
 class Overview(Frozen):
-    """Figures of the command."""
+    """Counts of questions and passages."""
 
     files: dict[str, int]
     """Number of rows in each file."""
     counts: list[QuestionCounts]
     passages: dict[str, int]
-    """Number of passages in the `corpus.jsonl` of each folder that has this file."""
+    """For each folder with a `corpus.jsonl`: number of passages in that file."""
     missing: dict[str, int]
-    """For each of these folders, the number of supporting passages that are not in `corpus.jsonl`.
+    """For each folder with a `corpus.jsonl`: number of passages that are needed for the questions,
+    but are missing in that file.
     """
 
 
@@ -119,9 +120,9 @@ def _counted(
 
 @contextmanager
 def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
-    """Open the corpus file `path`, and yield a function that writes a passage to the file, unless
-    the passage was written before. The function needs only a few bytes of memory per passage. If
-    `path` is None, the function does nothing.
+    """Open the corpus file `path`, and yield a function. It writes a passage to the file, unless
+    the passage was written before, and needs only a few bytes of memory per passage. If `path` is
+    None, the function does nothing.
     """
     if path is None:
         yield lambda _passage: None
@@ -149,8 +150,8 @@ def _questions(path: Path, pool: Callable[[Passage], None]) -> Iterator[Benchmar
 
 
 def _checked(corpus: Path, questions: Sequence[BenchmarkQuestion]) -> tuple[int, int]:
-    """Return the number of passages in a corpus file, and the number of supporting passages of
-    `questions` that are not in the file.
+    """Return the number of passages in a corpus file, and the number of passages that `questions`
+    need but the file does not have.
     """
     wanted = {passage for question in questions for passage in question.supporting}
     passages = 0

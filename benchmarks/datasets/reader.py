@@ -28,14 +28,15 @@ from serving.documents.given_rows import read_cells
 
 _FETCH = "the file is incomplete or damaged; fetch it again"
 _SPLITS = {"train": "train", "dev": "dev", "valid": "dev", "test": "test"}
-"""Split of a file. The keys are words in the file's name."""
+"""For each word that the name of a file can contain: the split that it stands for."""
 
 
 class Entry(Frozen):
     """One row of a question file."""
 
     where: str
-    """Place of the row, for error messages: `FILE:LINE`, or for an array `FILE, item 7`."""
+    """Place of the row, for error messages: `FILE:LINE`, or `FILE, item 7` if the file is an array.
+    """
     question: BenchmarkQuestion
     passages: tuple[Passage, ...]
     """Paragraphs that the row contains, as in HotpotQA. Most formats have none."""
@@ -94,7 +95,7 @@ def read_entries(path: Path) -> Iterator[Entry]:
 
 
 class _CommonFields(Frozen):
-    """Fields of the plain format. Fields of other formats are renamed to these."""
+    """Fields of the plain format. A row of another format is read into the same fields."""
 
     question: str
     id: str | int | None = None
@@ -143,8 +144,8 @@ def _flat(row: Mapping[str, Any], **renamed: str) -> _Read:
 
 
 def _by_row(field: Any) -> Any:
-    """Return the value of a field as a list of rows. Some sites publish such lists by column, as in
-    `{"title": […], "sentences": […]}`. Other values are returned unchanged.
+    """Return the value of a field as a list of rows. Some sites publish a list of rows by column,
+    as in `{"title": […], "sentences": […]}`. Other values are returned unchanged.
     """
     if not isinstance(field, dict):
         return field
@@ -255,9 +256,9 @@ FORMATS: dict[str, tuple[str, Callable[[Mapping[str, Any]], _Read]]] = {
     "miniworld": ("rounds", _mini_world),
     "plain": ("", _flat),
 }
-"""For each format, the field that identifies its rows, and the function that reads a row. Formats
-are tried in this order; a row has the first format whose field it contains. The last format fits
-every row.
+"""For each format: (field by which rows are recognized, function that reads a row). Formats are
+tried in this order; the first one whose field is in the row is used. The last format fits every
+row.
 """
 
 

@@ -50,7 +50,7 @@ _TAUGHT = 300
 _TURNS = 64
 """Number of turns in an update by imitation."""
 _EPOCHS = 2
-"""Number of times that the best runs of a round are imitated."""
+"""Number of passes over the best runs of a round when they are imitated."""
 _UNSEEN = 200
 """Number of worlds on which a model is evaluated."""
 
@@ -64,8 +64,8 @@ class Variant(Frozen):
     cost: float = 0.0
     """Subtracted from a run's reward for each reader."""
     rounds: int = 0
-    """Number of rounds in which the best run of each group is imitated; 0 to learn by
-    reinforcement.
+    """Number of rounds of the training. At the end of a round, the best run of each group is
+    imitated. 0 to learn by reinforcement instead.
     """
 
 
@@ -99,8 +99,8 @@ class Options(harness.Options):
 
 
 class Scores(Frozen):
-    """Figures of a model on unseen worlds. The runs are sampled at temperature 1, except for
-    `greedy_f1`.
+    """Figures of a model on unseen worlds. For `greedy_f1`, the runs are decoded greedily; for all
+    other figures, they are sampled at temperature 1.
     """
 
     f1: float
@@ -108,12 +108,11 @@ class Scores(Frozen):
     readers: float
     """Mean number of readers per run."""
     useful: float
-    """Share of the readers that are on a page of the wanted topic, and are the first reader there.
-    """
+    """Share of useful readers: the first reader on each page of the wanted topic."""
 
 
 class VariantScores(Scores):
-    """Means of a variant over its seeds, with the range of its F1."""
+    """Mean figures of a variant over all seeds, with the lowest and the highest F1."""
 
     lowest_f1: float
     highest_f1: float
@@ -131,7 +130,7 @@ class Figures(Frozen):
 
 
 class Point(Frozen):
-    """Means of a training step's runs."""
+    """Mean figures of all runs of one training step."""
 
     f1: float
     readers: float
@@ -215,7 +214,9 @@ def trained(model: "TinyModel", variant: Variant, steps: int, rng: Random) -> Cu
 def rolled_out(
     model: "TinyModel", worlds: Sequence[World], rng: Random, *, greedy: bool = False
 ) -> list[Run]:
-    """Return a run on each world. In each turn, the agents of all runs write in one batch."""
+    """Let the model make one run on each world, and return the runs. In each turn, the agents of
+    all runs write in one batch.
+    """
     runs = [Run(world, [], []) for world in worlds]
     write = partial(model.write, rng=rng, greedy=greedy)
     for _ in range(_LEAD_TURNS):
@@ -231,7 +232,7 @@ def rolled_out(
 
 
 def reinforce(model: "TinyModel", variant: Variant, runs: Sequence[Run]) -> None:
-    """Make one update from the runs of a step, which are ordered by group."""
+    """Make one update of the model from the runs of a step. The runs must be ordered by group."""
     run_advantages: list[float] = []
     for start in range(0, len(runs), _GROUP):
         rewards = [run.f1 - variant.cost * len(run.readers) for run in runs[start : start + _GROUP]]

@@ -91,8 +91,8 @@ class TinyModel(nn.Module):
         turns: Sequence[Turn],
         weights: Sequence[float],
     ) -> None:
-        """Make one update by reinforcement. `weights`: one weight for each turn, which all tokens
-        of the turn have.
+        """Make one update by reinforcement. `weights`: for each turn, the weight that all tokens of
+        the turn get.
         """
         kept = [(turn, weight) for turn, weight in zip(turns, weights, strict=True) if weight != 0]
         for start in range(0, len(kept), _MICRO):

@@ -11,8 +11,8 @@ PAGES = 8
 _TOPICS = 6
 _ITEMS = 32
 _LEAD, _READ, STOP, _SEEN, _NONE = range(5)
-"""Special tokens: beginning of a lead's and of a reader's prompt, end of a turn, mark of a page
-that has been dispatched, and padding of a reader's prompt.
+"""Special tokens: beginning of a lead's prompt, beginning of a reader's prompt, end of a turn, mark
+of a page that already has a reader, and padding of a reader's prompt.
 """
 _TOPIC = 5
 _PAGE = _TOPIC + _TOPICS
@@ -61,13 +61,13 @@ class World(Frozen):
 
     @property
     def gold(self) -> set[int]:
-        """The items of the wanted topic on pages of that topic."""
+        """The right items: those of the wanted topic, on pages of that topic."""
         pages = zip(self.topics, self.lines, strict=True)
         own = [lines for topic, lines in pages if topic == self.wanted]
         return {item for lines in own for topic, item in lines if topic == self.wanted}
 
     def lead_prompt(self, seen: Sequence[int]) -> list[int]:
-        """Return the prompt of the lead. `seen`: pages that have been dispatched."""
+        """Return the prompt of the lead. `seen`: pages that already have a reader."""
         shown = [
             _SEEN if page in seen else _TOPIC + topic for page, topic in enumerate(self.topics)
         ]
@@ -95,7 +95,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Run:
-    """A run on a world."""
+    """A run on a world: the turns of the lead and of the readers."""
 
     world: World
     lead: list[Turn]

@@ -27,7 +27,7 @@ from router.testing.openai_server import ChatRequest, complete_reply, events
 from serving.signals import tune_interpreter
 
 _FIRST = 5
-"""Time of the first token, as a multiple of the time of other tokens."""
+"""Factor by which the first token takes longer than any other token."""
 _STREAM = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 )
@@ -111,7 +111,9 @@ class _Connection(asyncio.Protocol):
         self._after(_FIRST, self._loop.time())
 
     def _after(self, tokens: int, last: float) -> None:
-        """Schedule the next token, at `last` plus the time of `tokens` tokens."""
+        """Schedule the writing of the next token: at the time `last`, plus the time that `tokens`
+        tokens take.
+        """
         due = last + tokens * self._token_s
         self._loop.call_at(due, self._next, due)
 

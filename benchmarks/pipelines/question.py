@@ -66,13 +66,11 @@ class PipelineLog:
         self._syncing: asyncio.Task[None] | None = None
 
     def write(self, *record: object) -> None:
-        """Append a record to the file. The record then survives a kill of the process."""
+        """Append a record to the file. It is not lost if the process is killed afterwards."""
         os.write(self._fd, msgspec.json.encode(record) + b"\n")
 
     async def sync(self) -> None:
-        """Wait for a sync to disk that begins after this call, so that all records written before
-        the call survive a power failure.
-        """
+        """Wait until all records written so far are on disk. They then survive a power failure."""
         loop = asyncio.get_running_loop()
         done = loop.create_future()
         self._waiting.append(done)
@@ -105,8 +103,8 @@ class Pipeline:
 
     async def answer(self, question: str) -> AnswerResponse:
         """Answer a question as the gateway does: delegate, let executors search, and answer from
-        their reports. When the method returns, the run is on disk. Raises `RolegateError` if a
-        model call fails or its output is malformed.
+        their reports. The run is logged to disk before the method returns. Raises `RolegateError`
+        if a model call fails or its output is malformed.
         """
         begun = time.monotonic_ns()
         run = AnswerResponse(run_id=f"run-{next(self._numbers):016x}")
@@ -177,8 +175,8 @@ class Pipeline:
         self._log.write(name, completion, time.time())
         if completion.finish_reason != "stop" or not completion.prompt_tokens:
             raise RolegateError(
-                f"{name}: the reply ended with {completion.finish_reason!r} and has "
-                f"{completion.prompt_tokens} prompt tokens; if cut off, raise gateway.MAX_TOKENS"
+                f"{name}: the reply ended with {completion.finish_reason!r}, not 'stop', or has "
+                f"{completion.prompt_tokens} prompt tokens; raise benchmarks.gateway.MAX_TOKENS"
             )
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens
@@ -199,7 +197,7 @@ def _required(tag: str, text: str) -> str:
     """Return the text inside the element with this tag. Raises `RolegateError` if there is none."""
     if not (content := _inside(tag, text)):
         raise RolegateError(
-            f"a model wrote neither <search> nor <{tag}>, but {text!r}; correct gateway.canned"
+            f"a model wrote {text!r} without <search> or <{tag}>; correct benchmarks.gateway.canned"
         )
     return content
 

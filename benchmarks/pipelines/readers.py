@@ -142,13 +142,15 @@ class _Connection(asyncio.Protocol):
                 self._reply.set_result(body)
             else:
                 self._reply.set_exception(
-                    RolegateError(f"the model replied with HTTP status {status}: {body!r}")
+                    RolegateError(
+                        f"a model replied with status {status}: {body!r}; check the base URL"
+                    )
                 )
 
 
 class PushCalls:
-    """A client that collects a streamed reply as its bytes arrive, and parses the events when the
-    reply is complete. Connections are reused.
+    """A client that collects the bytes of a streamed reply, and parses the events when the reply is
+    complete. Connections are reused.
     """
 
     def __init__(self, base_url: str) -> None:

@@ -22,15 +22,15 @@ _REACHED = {*COMPLETE_OUTCOMES, "refused", "content_refused", "protocol_error"}
 
 
 class Audit(Frozen):
-    """Figures about the content of the store, and violations of the conditions that must hold."""
+    """Counts from the store, and violations of the conditions that the store must meet."""
 
     rows: dict[str, int]
     """Number of calls in the ledger, by outcome."""
     resumed: int
     """Number of runs that resumed an interrupted run."""
     in_flight: int
-    """Number of calls that resumed runs had to repeat, because they were in flight when the gateway
-    was killed.
+    """Number of calls that were in flight when the gateway was killed, and so repeated by a resumed
+    run.
     """
     wrong: dict[str, list[str]]
     """For each condition, the runs and calls that violate it; an empty list if the condition holds.
@@ -97,8 +97,8 @@ def compared(
 
 
 def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
-    """Return the ids of lost runs. A run is lost if a client received its answer, but the store
-    does not have it as finished, with the same numbers of calls and tokens.
+    """Return the ids of lost runs. A run is lost if a client received the answer, but in the store
+    the run is missing, is not finished, or has other numbers of calls or tokens.
     """
     tokens = func.coalesce(func.sum(CALLS.c.prompt_tokens + CALLS.c.completion_tokens), 0)
     summed = select(
@@ -119,9 +119,9 @@ def _lost(connection: Connection, ended: Iterable[LoadResult]) -> list[str]:
 def _made_again(
     run: Run, runs: Mapping[str, Run], shown: Mapping[str, bytes]
 ) -> Iterator[tuple[str, bool]]:
-    """Yield the calls with which a resumed run repeats calls of the interrupted runs before it.
-    Each item is (request id of the call, True if the earlier call had completed). Two calls are
-    equal if they send the same conversation. `shown`: conversation of each call, by request id.
+    """Yield the calls of a resumed run that repeat a call of the interrupted runs before it. Each
+    item is (request id of the call, True if the repeated call had completed). A call repeats
+    another if both send the same conversation. `shown`: conversation of each call, by request id.
     """
     completed = dict[bytes, bool]()
     earlier = runs.get(run.resumed_from)

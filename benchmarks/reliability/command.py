@@ -90,12 +90,12 @@ class PartFigures(Frozen):
     ended: dict[str, int]
     """Number of clients' requests for each value of `LoadResult.outcome`."""
     latest_ms: float
-    """Max milliseconds by which a request was late; negative if all requests ended before their
-    deadlines.
+    """Time from the deadline to the end of the latest request, in milliseconds. Negative if all
+    requests ended before their deadlines.
     """
     lag_ms: float
     """Max delay of the benchmark's event loop, in milliseconds. Clients, proxies and simulated
-    models run in this event loop, so its delay adds to the measured delays.
+    models run in this event loop, so measured delays include this delay.
     """
     faults: dict[str, int]
     """Number of calls into which a fault was injected, by the kind of fault."""
@@ -106,11 +106,11 @@ class PartFigures(Frozen):
     resumed: int
     """Number of runs that resumed an interrupted run."""
     in_flight: int
-    """Number of calls that resumed runs had to repeat, because a kill had interrupted them."""
+    """Number of calls that were interrupted by a kill, and so repeated by a resumed run."""
 
 
 class Figures(Frozen):
-    """Checks of all parts, and their figures."""
+    """Checks and figures of all parts of the benchmark."""
 
     checks: list[Check]
     parts: list[PartFigures]
@@ -210,8 +210,8 @@ async def _killed(bed: TestBed, options: Options) -> list[Check]:
 
 
 async def _compared_tables(bed: TestBed, options: Options) -> Check:
-    """Fill each table again, without faults and kills. Return a check that each table equals the
-    table that was filled before.
+    """Fill each table again, without faults and kills. Return a check that the second table equals
+    the first.
     """
     async with gateway(bed.config) as process, AsyncClient(process.words[0]) as client:
 

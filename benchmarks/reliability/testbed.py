@@ -42,8 +42,8 @@ COLUMNS = "part*, maker, made:integer"
 _BACKBONES = 2
 _EXECUTORS = 3
 _CUT: tuple[Fault, ...] = ("cut",)
-"""The kind of fault that ends a stream early. Parts that compare the ledger with the upstreams'
-token counts inject only this fault, because it does not falsify the counts.
+"""The kind of fault that ends a stream early. It does not falsify the upstreams' token counts, so
+parts that compare the ledger with these counts inject only this fault.
 """
 _AGAIN_SHARE = 0.5
 """Share of the interrupted questions that are asked again; interrupted tables are always requested
@@ -76,8 +76,8 @@ class Conditions(Frozen):
 
 @dataclass(slots=True)
 class TestBed:
-    """Config of the gateway under test, proxies in front of its upstreams, and questions and
-    results of its clients.
+    """State of a part: the config of the gateway under test, proxies in front of the upstreams, and
+    the clients' questions and results.
     """
 
     config: Path
@@ -90,11 +90,13 @@ class TestBed:
     ended: list[LoadResult] = field(default_factory=list)
     """Results that clients received."""
     cut: list[str] = field(default_factory=list)
-    """Questions to ask again, because the gateway was killed while it worked on them."""
+    """Interrupted questions to ask again. The gateway was killed while it worked on them."""
     tables: dict[str, str] = field(default_factory=dict)
     """Tables that clients received, as text (`rows_of`); keys are questions."""
     lag_s: float = 0.0
-    """Max delay of this process's event loop, in seconds. It adds to the measured delays."""
+    """Max delay of this process's event loop, in seconds. The measured delays of requests include
+    it.
+    """
 
     @property
     def faults(self) -> Counter[str]:
@@ -114,8 +116,8 @@ class TestBed:
             self.lag_s = max(self.lag_s, time.perf_counter() - due)
 
     async def ask(self, client: AsyncClient, text: str) -> LoadResult | None:
-        """Ask a question, and record and return the result. For some questions, the client sets a
-        shorter deadline than the gateway. Return None if the gateway ended before it answered.
+        """Ask a question; record the result and return it. For some questions, the client sets a
+        shorter deadline than the gateway. Return None if the gateway ended before the answer.
         """
         columns = self.conditions.columns
         deadline_s = self.conditions.timeout_s
@@ -191,8 +193,8 @@ async def opened_bed(
 
 
 _Upstreams = tuple[Path, list[FaultProxy], list[FaultPlan], Iterator[str]]
-"""Path of the gateway's config, proxies in front of its models, fault plans of its retrieval, and
-questions to ask.
+"""Path of the gateway's config, proxies in front of the models, fault plans of the retrieval (one
+at most), and questions to ask.
 """
 
 

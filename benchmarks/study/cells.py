@@ -22,7 +22,7 @@ from serving.config.file import load_config
 from serving.topologies import manager_configs
 
 _ENDPOINT = ("engine", "base_url", "api_key_env", "replicas", "fallbacks", "extra_body")
-"""Keys of a role that describe where its model is served, and how requests are sent there."""
+"""Keys of a role's config about the endpoint of the model, and about requests to it."""
 
 
 class SweepCell(Frozen):
@@ -30,20 +30,20 @@ class SweepCell(Frozen):
 
     name: str
     pairs: Pairs
-    """Entry of the plan's `pairs` from which the cell was made."""
+    """Entry of the plan's `pairs` to which the cell belongs."""
     backbone: str
     """Name of the backbone's model in the plan."""
     executor: str | None
     """Name of the executor's model in the plan; None if the backbone works alone."""
     config: Config
-    """Config of the plan with the cell's models."""
+    """The plan's config, with the cell's models in the roles."""
     adapter: Path | None
     """Folder of the executor's adapter for the model of `roles.execution`; None without an adapter.
     """
 
     @property
     def topology(self) -> str:
-        """Return the name of the topology, which says which agents search and answer."""
+        """Return the topology: the name for the set of agents that search and answer."""
         return self.pairs.topology
 
     @property
@@ -59,8 +59,9 @@ class SweepCell(Frozen):
 
     @property
     def roles(self) -> dict[str, RoleConfig]:
-        """Return the roles that work in the cell, by name: delegation, execution and answer, then
-        managers as `managers.NAME`. A model that works alone has the role delegation.
+        """Return the configs of the roles in the cell, by the role's name: delegation, execution
+        and answer, then managers as `managers.NAME`. A model that works alone has the role
+        delegation.
         """
         if self.executor is None:
             prompt = self.pairs.prompt or str(PROMPTS / f"{self.topology}.txt")
@@ -78,7 +79,7 @@ class SweepCell(Frozen):
 
     @property
     def settings(self) -> dict[str, object]:
-        """Return everything that determines the cell's model calls, as values that can be encoded
+        """Return everything that determines the cell's model calls, by name. Values can be encoded
         as JSON.
         """
         in_cell = {f"{name}, here": role for name, role in self.roles.items()}
@@ -92,8 +93,8 @@ class SweepCell(Frozen):
 
 
 def cells_of(plan: Plan) -> list[SweepCell]:
-    """Return all cells of a plan, in the plan's order, without duplicates. Raises `BadConfig` if a
-    model does not fit its role.
+    """Return all cells (combinations of models and topology) of a plan, in the plan's order,
+    without duplicates. Raises `BadConfig` if a model does not fit its role.
     """
     config = load_config(Path(plan.config))
     # Adapters are named by the plan, so the config's version is not used
@@ -157,8 +158,8 @@ def _in_role(
     model: StudyModel,
     name: str,
 ) -> RoleConfig:
-    """Return the role with the settings of a model of the plan. `name`: the model's name. Raises
-    `BadConfig` for keys that roles do not have.
+    """Return the role with a model of the plan and the model's settings. `name`: the model's name
+    in the plan. Raises `BadConfig` for keys that roles do not have.
     """
     described: dict[str, Any] = msgspec.to_builtins(role)
     if model.settings.get("model", role.model) != role.model:

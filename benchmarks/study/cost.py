@@ -40,8 +40,8 @@ _SHOWN = (
 
 
 class _Instead(NamedTuple):
-    """Another model for a role. `token_share`: factor by which the numbers of tokens are
-    multiplied.
+    """Another model for a role. `token_share`: number of tokens that this model is assumed to need,
+    as a multiple of the recorded number.
     """
 
     model: str

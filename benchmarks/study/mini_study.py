@@ -66,8 +66,8 @@ def write_study(options: Options) -> Path:
     """Write the worlds, a config with their documents, and the plan of the sweep. Return the path
     of the plan.
 
-    All worlds share one index, which is possible because they have no names in common. Raises
-    `BadConfig` if a model is missing.
+    All worlds are in one index. This is possible because no two worlds have a name in common.
+    Raises `BadConfig` if a model is missing.
     """
     config = load_config(preset("mini"))
     models = options.models.resolve()

@@ -24,14 +24,14 @@ Picture = tuple[Path, str]
 
 
 def pictures(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw all figures for which the sweep has results, write them to `folder`, and yield them."""
+    """Draw each figure for which the sweep has results, write it to `folder`, and yield it."""
     yield from _sensitivity(study, folder)
     yield from _frontiers(study, folder)
 
 
 def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw Fig. 2: scores for growing models in one role, with a fixed model in the other role.
-    Backbones grow with the smallest executor, executors with the largest backbone.
+    """Draw Fig. 2, with two lines: the scores of growing backbones with the smallest executor, and
+    the scores of growing executors with the largest backbone.
     """
     lines = [
         (role, *sweep)
@@ -66,8 +66,8 @@ def _sensitivity(study: Study, folder: Path) -> Iterator[Picture]:
 
 
 def _frontiers(study: Study, folder: Path) -> Iterator[Picture]:
-    """Draw Fig. 3 for each backbone with several executors: the score of each executor against its
-    tokens, and the Pareto front. Executors with a score of zero are never on the front.
+    """Draw Fig. 3 for each backbone with several executors: each executor's score against its
+    number of tokens, and the Pareto front. Executors with a score of zero are never on the front.
     """
     metric = "Judge" if all("Judge" in metrics_of(cell.rows) for cell in study.cells) else "EM"
     for number, (backbone, cells) in enumerate(study.sweeps(backbones=False), 1):

@@ -23,20 +23,20 @@ ModelName = Annotated[str, Meta(pattern=r"^[\w.:/-]+$")]
 class StudyModel(Frozen, forbid_unknown_fields=True, kw_only=True):
     """A model that can work in several roles.
 
-    Keys that are missing in `settings` are taken from the config's role. But if `settings` names
-    another model than the role, the keys of the endpoint are not taken: `settings` must then have
-    `engine` or `base_url`, unless the model is called through LiteLLM.
+    Keys that are missing in `settings` have the values of the config's role. But if `settings` has
+    another `model` than the config's role, the role's keys about the endpoint do not apply.
+    `settings` must then have `engine` or `base_url`, unless the model is called through LiteLLM.
     """
 
     settings: dict[str, Any] = {}
-    """Keys of the config's `[roles.*]`, which apply in every role in which the model works. A model
-    that needs different keys in two roles is listed twice, with two names.
+    """Keys as in a section `[roles.*]` of the config. They apply in every role of the model. A
+    model that needs different keys in two roles is listed twice, with two names.
     """
     adapter: str | None = None
     """Folder of a LoRA adapter for the model of the config's `[roles.execution]`."""
     parameters: float | None = None
-    """Number of parameters: the position of the model in Fig. 2 of the report. If it is missing,
-    models are placed in the order of the plan.
+    """Number of parameters. It is the position of the model in Fig. 2 of the report; if any model
+    has none, models are placed in the order of the plan.
     """
 
 
@@ -50,8 +50,8 @@ class Pairs(Frozen, forbid_unknown_fields=True, kw_only=True):
     alone.
     """
     topology: Literal["factorized", "host", "single_agent", "no_retrieval"] = "factorized"
-    """Topology: which agents search and answer. In `single_agent` and `no_retrieval`, the backbone
-    works alone.
+    """Name for the set of agents that search and answer. In `single_agent` and `no_retrieval`, the
+    backbone works alone.
     """
     prompt: str | None = None
     """File with the system prompt of a model that works alone; None for the shipped prompt."""
@@ -73,11 +73,12 @@ class Plan(Frozen, forbid_unknown_fields=True, kw_only=True):
     rollouts: Count = 4
     """Number of answers to each question in each cell (mean@k)."""
     limit: Count | None = None
-    """Max questions of each data set, from its beginning; None for all."""
+    """Use only this number of questions of each data set, the first ones. None for all questions.
+    """
     seed: int = 0
     """Seed of the first rollout of a question. The seed of each further rollout is higher by 1."""
     temperature: float | None = None
-    """Temperature of all roles but the judge; None for the config's."""
+    """Sampling temperature of all roles but the judge; None for the temperatures in the config."""
     concurrency: Count = 8
     """Number of questions to answer at the same time."""
     engines_at_once: Count = 3
@@ -112,7 +113,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def _problem(pairs: Pairs, plan: Plan) -> str | None:
-    """Return a description of the first problem of an entry of `pairs`, which begins with the key.
+    """Return a message about the first problem of an entry of `pairs`; it begins with the key.
     Return None if the entry is valid.
     """
     for role, names in (("backbone", pairs.backbone), ("executor", pairs.executor)):

@@ -35,7 +35,7 @@ class Options(harness.Options):
 
 
 class Figures(Frozen):
-    """Path of the report."""
+    """Result of the command: the path of the report."""
 
     report: str
     """Path of the Markdown file."""
@@ -71,8 +71,8 @@ def measure(options: Options) -> Figures:
 
 
 def _lead(study: Study) -> str:
-    """Return the first paragraph of the report: the size of the sweep, and warnings about its
-    results.
+    """Return the first paragraph of the report: the size of the sweep, and warnings if few or
+    incomplete results make comparisons doubtful.
     """
     count = len(study.plan.question_ids)
     rows = sum(len(cell.rows) for cell in study.cells)

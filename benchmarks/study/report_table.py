@@ -14,8 +14,8 @@ MICRO = (
     "question; ours."
 )
 ReportValue = str | int | float | Score | Difference | None
-"""Value in a cell of a table. Scores and differences are from 0 to 1; as in the paper, they are
-shown in points from 0 to 100. None is shown as a dash.
+"""Value in a cell of a table. Scores and differences are from 0 to 1, but are shown in points from
+0 to 100, as in the TBSS paper. None is shown as a dash.
 """
 
 

@@ -33,7 +33,9 @@ class QuestionResult(Frozen, kw_only=True):
     question: str
     golds: tuple[str, ...]
     rollout: int
-    """Number of this answer among all answers to the same question in the same cell, from 0."""
+    """Number of this answer, from 0. The answers to the same question in the same cell have
+    different numbers.
+    """
     answer: str
     outcome: str
     exact_match: bool
@@ -47,8 +49,8 @@ class QuestionResult(Frozen, kw_only=True):
     spent: tuple[RoleTotal, ...]
     """Calls and cost of the answer, by role and model."""
     latency_s: float | None
-    """Duration of the run in seconds, while other questions were answered at the same time. None if
-    any call of the run was answered from the call cache.
+    """Duration of the run in seconds. Other questions were answered at the same time. None if any
+    call of the run was answered from the call cache.
     """
     lost_by: Loss | None
     """Role that caused a wrong answer; None if the answer is right, or if the role is unknown."""
@@ -71,8 +73,8 @@ class KeptPlan(Frozen):
     rollouts: int
     cells: tuple[str, ...]
     parameters: dict[str, float | None]
-    """Number of parameters of each model, None if unknown. Models are in the order of the plan,
-    from the smallest to the largest.
+    """Number of parameters of each model; None if unknown. Models are in the order of the plan,
+    which should list small models first.
     """
 
 
@@ -87,8 +89,8 @@ class CellRows(Frozen, dict=True):
 
     @cached_property
     def spent(self) -> list[RoleTotal]:
-        """Return the calls and cost of all answers of the cell together, by role, model and
-        manager, in the order of their first occurrence.
+        """Return the calls, tokens and cost of all answers together: one total for each combination
+        of role, model and manager, in the order of first occurrence.
         """
         groups: dict[tuple[str, ...], list[RoleTotal]] = {}
         for row in self.rows:
@@ -133,9 +135,9 @@ class Study(Frozen):
         return sorted(pairs, key=lambda cell: (places[cell.backbone], places[cell.executor]))
 
     def sweeps(self, *, backbones: bool) -> list[tuple[str, dict[str, CellRows]]]:
-        """Return series of cells in which the model of one role varies and the other model is
-        fixed. Each series is (name of the fixed model, cells). There are at least two cells; their
-        keys are names of the varying model.
+        """Return series of cells. In a series, the model of one role varies, and the other model is
+        fixed. Each series is (name of the fixed model, cells by name of the varying model), with at
+        least two cells.
 
         `backbones`: True to vary the backbone for each executor, False to vary the executor for
         each backbone. The series with the most models is first. Of equally long series, the series
@@ -171,8 +173,8 @@ def read_study(folder: Path) -> Study:
 
 
 def _cell(name: str, rows: Iterable[QuestionResult]) -> CellRows:
-    """Return the cell with these results, ordered by question, so that the order does not depend on
-    which answer was finished first.
+    """Return the cell with these results, ordered by question. Their order in the file is
+    arbitrary, because answers are written when they are finished.
     """
     ordered = sorted(rows, key=lambda row: (row.dataset, row.question_id, row.rollout))
     first = ordered[0]

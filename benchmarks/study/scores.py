@@ -32,7 +32,9 @@ class Score(NamedTuple):
 
 
 def metrics_of(rows: Iterable[QuestionResult]) -> list[str]:
-    """Return the names of the metrics that the results have; `Judge` only if a judge was asked."""
+    """Return the names of the metrics of the results: all of `METRICS`, but `Judge` only if a judge
+    was asked.
+    """
     judged = any(row.judged for row in rows)
     return [name for name in METRICS if judged or name != "Judge"]
 
@@ -49,8 +51,8 @@ def micro(rows: Iterable[QuestionResult], metric: str) -> Score:
 def compared(
     new: Iterable[QuestionResult], old: Iterable[QuestionResult], metric: str
 ) -> Difference | None:
-    """Return the difference of a metric between the cells with the results `new` and `old`, over
-    the questions that both have answered. Return None if there are no such questions.
+    """Return the mean of a metric in the results `new` minus its mean in the results `old`, over
+    the questions that both have. Return None if they have no question in common.
     """
     new_scores = _by_question(new, metric)
     old_scores = _by_question(old, metric)

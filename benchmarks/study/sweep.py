@@ -46,8 +46,8 @@ CELLS = "cells"
 CALLS = "calls.jsonl"
 JUDGEMENTS = "judgements.jsonl"
 _LOOKED_AT = 20
-"""Number of passages that each query returns when the corpus is searched for the right answers, to
-find the role that caused a wrong answer.
+"""Number of passages per query when the corpus is searched for the right answers. This search helps
+to find the role that caused a wrong answer.
 """
 Task = tuple[BenchmarkQuestion, int]
 """A rollout to run: the question, and the number of the rollout, from 0."""
@@ -67,7 +67,9 @@ class Options(harness.Options):
 
 
 class Figures(Frozen):
-    """Result of the check that no rollout failed. The same command tries failed rollouts again."""
+    """The check that no rollout failed. If it is not met, the same command tries the failed
+    rollouts again.
+    """
 
     checks: list[Check]
 
@@ -243,9 +245,9 @@ async def ask(
     """Let a cell answer a question once, and return the result with its scores.
 
     `judge`: judge of the answer; None for the runtime's judge. `runtime`: runtime with the cell's
-    config. Raises `UpstreamError` if an endpoint fails and `OutOfTime` if the run takes too long,
-    since these are not wrong answers of the model. Raises `StoreFailed` if the call cache cannot be
-    written.
+    config. Raises `UpstreamError` if an endpoint fails, and `OutOfTime` if the run takes too long:
+    then the model gave no answer that could be scored. Raises `StoreFailed` if the call cache
+    cannot be written.
     """
     question, rollout = task
     judge = judge or runtime.judge
@@ -309,7 +311,7 @@ def _loop(cell: SweepCell, runtime: Runtime) -> Loop:
 async def _lost_by(
     runtime: Runtime, question: BenchmarkQuestion, result: Trajectory
 ) -> Loss | None:
-    """Return the role that caused a wrong answer; None if the run does not show which role it was.
+    """Return the role that caused a wrong answer; None if the run does not show it.
 
     The corpus is searched for the right answers, to find out whether an executor could have found
     them.

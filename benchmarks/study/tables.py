@@ -100,9 +100,9 @@ def tables_of(study: Study) -> list[ReportTable]:
 
 
 def _score_columns(cell: CellRows, cells: Iterable[CellRows]) -> _Row:
-    """Return the columns with a cell's scores: a column for each data set, if there are several,
-    and then columns with micro averages. As in the paper, the score of a data set is the judge's;
-    without a judge, the exact match. `cells`: all cells of the table.
+    """Return the columns with a cell's scores: if there are several data sets, a column for each;
+    then a column for each metric, with the average over all questions. As in the paper, the score
+    of a data set is the judge's; without a judge, the exact match. `cells`: all cells of the table.
     """
     rows = [row for other in cells for row in other.rows]
     names = metrics_of(rows)
@@ -219,7 +219,7 @@ def _table_5(study: Study) -> Iterator[_Row]:
 
 
 def _tokens(study: Study) -> Iterator[_Row]:
-    """Yield a row for each role of each cell, with its calls, tokens and cost per answer."""
+    """Yield a row for each role of each cell, with the role's calls, tokens and cost per answer."""
     for cell in study.cells:
         count = len(cell.rows)
         for total in cell.spent:
@@ -254,7 +254,9 @@ def _losses(study: Study) -> Iterator[_Row]:
 
 
 def _differences(study: Study) -> Iterator[_Row]:
-    """Yield a row for each pair of cells with the difference between their scores."""
+    """Yield, for each pair of cells and each metric, a row with the difference between the two
+    scores.
+    """
     for old, new in combinations(study.cells, 2):
         for metric in ("EM", "Judge"):
             both = all(metric in metrics_of(cell.rows) for cell in (old, new))

@@ -17,8 +17,8 @@ Criterion = float | str | None
 `llm_judge`: instruction for the judge.
 """
 Value = str | float | int | date | frozenset[str]
-"""Value of a cell by the strict rules: a text, a number, a year, a date, or the host names of its
-URLs.
+"""Value of a cell by the strict rules: a text, a number, a year, a date, or the host names of the
+URLs in the cell.
 """
 _NUMBERS = re.compile(r"[-+]?(?:\d*\.\d+|\d+\.?\d*)%?")
 _URL = re.compile(r"https?://[!$-_a-z]+")
@@ -26,10 +26,9 @@ _HOST = re.compile(r"https?://(?:www\.)?([^\s/?#]+)", re.IGNORECASE)
 _BREAK = re.compile(r"<br ?/?>", re.IGNORECASE)
 _YEAR = re.compile(r"\s*(\d{4}) ?年?\s*")
 _LONGEST_DATE = 100
-"""Max characters of a text that is parsed as a date, because long texts would take too much time.
-"""
+"""Longer texts (in characters) are not parsed as dates, because that would take too much time."""
 _MAX_DAYS = 31
-"""Max difference of two dates that count as equal, in days."""
+"""Two dates count as equal if they differ by at most this number of days."""
 
 
 @lru_cache(maxsize=1 << 14)
@@ -65,7 +64,7 @@ def official_score(
     """Return the score of a cell, 0 or 1, by one of WideSearch's metrics.
 
     `response`, `target`: the response's cell and the gold cell, both after preprocessing. Raises
-    `ValueError` or `TypeError` for the same cells as WideSearch's evaluator.
+    `ValueError` or `TypeError` for cells for which WideSearch's evaluator also raises them.
     """
     match metric:
         case "number_near":

@@ -52,14 +52,14 @@ from serving.files import write_atomically
 from serving.terminal import complain
 
 _NO_TABLE = {"MALFORMED_OUTPUT", "OUT_OF_TIME", "BUDGET_EXHAUSTED"}
-"""Reasons of gateway errors that count as a response without a table. The request is not repeated,
-because the task would then have more attempts than other tasks.
+"""If the gateway's error has one of these reasons, it counts as a response without a table. The
+request is not repeated, because the task would then have more attempts than other tasks.
 """
 _FENCED = "```markdown\n{}```"
 PAGE = "report.md"
 _METRICS = [name for name in TableScores.__struct_fields__ if name != "why"]
 _FOLDS: Mapping[str, Callable[[Sequence[float]], float]] = {"Avg": fmean, "Max": max}
-"""Functions that combine the scores of all responses to a task, by name."""
+"""Ways to combine the scores of all responses to a task into one score: functions by name."""
 _NOTE = (
     "Means over tasks, in points of 100, with 95 % intervals from a bootstrap over groups of tasks "
     "that share entities (`group` in tasks.jsonl; a task without a group counts as one group)."
@@ -125,7 +125,9 @@ class ScoredResponse(Frozen):
 
     @property
     def right_cells(self) -> float:
-        """Return the approximate number of right cells by strict rules, including key columns."""
+        """Return the number of right cells by strict rules, including key columns. It is
+        approximate, because it is computed from the recall.
+        """
         return self.scores["strict"].item_recall * self.task.rows * len(self.task.rules)
 
 
@@ -144,8 +146,8 @@ async def measure(options: Options) -> Figures:
     written = options.topology != "wide"
     if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "give either --judge or --no-judge; give --config with --judge and with the topologies "
-            "wide_written and wide_single, and leave it out otherwise."
+            "give either --judge or --no-judge; --config is needed with --judge and the topologies "
+            "wide_written and wide_single, and must be left out otherwise."
         )
     if written and options.address:
         raise BadRequest(
@@ -222,8 +224,8 @@ async def measure(options: Options) -> Figures:
 
 
 def _versions() -> str:
-    """Return a text with the versions of the packages on which scores depend, and a warning if they
-    differ from WideSearch's.
+    """Return a text that names the installed versions of dateparser and pandas, on which scores
+    depend. It warns if WideSearch's lock file has other versions.
     """
     installed = f"dateparser=={version('dateparser')} pandas=={version('pandas')}"
     text = f"Read with {installed}."
@@ -328,8 +330,8 @@ async def _from_models(
 def tables_of(
     scored: Sequence[ScoredResponse], runs: int, others: Sequence[ScoredResponse]
 ) -> list[ReportTable]:
-    """Return the report's tables of scores, one for each combination of rules (official, strict)
-    and Avg@N or Max@N. They have means over tasks and confidence intervals.
+    """Return the report's tables of scores: for both sets of rules (official and strict), one with
+    Avg@N and one with Max@N. The tables have means over tasks, with confidence intervals.
 
     `runs`: number of responses to each task. `others`: responses of `--against`; if not empty,
     further tables have the differences between both.
@@ -373,8 +375,9 @@ def _line(
     fold: Callable[[Sequence[float]], float],
     less: _Group,
 ) -> dict[str, ReportValue]:
-    """Return the row of a group of tasks, with the mean of each metric. `less`: other responses to
-    these tasks, whose scores are subtracted; empty to subtract nothing.
+    """Return the row of a group of tasks, with the mean of each metric over the tasks. `fold`:
+    combines the scores of all responses to a task. `less`: other responses to these tasks, whose
+    scores are subtracted; empty to subtract nothing.
     """
     line: dict[str, ReportValue] = {"tasks": group, "number": len(tasks)}
     groups = [responses[0].task.group or name for name, responses in tasks.items()]
@@ -397,8 +400,8 @@ def _folded(
 
 
 def token_tables(scored: Sequence[ScoredResponse]) -> list[ReportTable]:
-    """Return a table with each role's tokens per response, and all tokens per right cell. Return no
-    table if no response has token counts.
+    """Return one table: the number of tokens of each role per response, and of all roles per right
+    cell. Return no table if no response has token counts.
     """
     known = [response for response in scored if response.tokens]
     roles = sorted(set[str]().union(*(response.tokens for response in known)))

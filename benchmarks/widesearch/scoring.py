@@ -44,16 +44,16 @@ class CellJudge:
 
     role: Role | None = None
     unreadable: int = 0
-    """Number of the model's replies without a JSON block. After such a reply, no names match, or
-    all cells of the column count as wrong.
+    """Number of the model's replies without a JSON block. After such a reply to a question about
+    names, no names match; after one about cells, all cells of the column count as wrong.
     """
     undecided: int = 0
     """Number of pairs of cells that count as different because no model was asked."""
     _ledger: Ledger = field(default_factory=lambda: Ledger("widesearch"))
 
     async def aligned(self, values: Sequence[str], references: Sequence[str]) -> Mapping[str, str]:
-        """Return a mapping from values to the references with the same meaning. Values without such
-        a reference are missing.
+        """Let the model match `values` with `references`. Return a mapping from each value to the
+        reference of the same meaning. Values without such a reference are not in the mapping.
         """
         reply = await self._asked("align.txt", {"values": values, "references": references})
         return {value: str(reference) for value, reference in reply.items()}
@@ -99,7 +99,7 @@ class CellJudge:
 
 
 class TableScores(Frozen):
-    """Scores of one response, from 0 to 1; by the official rules, they can exceed 1."""
+    """Scores of one response, from 0 to 1. By the official rules, scores can exceed 1."""
 
     success: float = 0.0
     """1 if the whole table is right, else 0."""
@@ -110,7 +110,7 @@ class TableScores(Frozen):
     item_recall: float = 0.0
     item_f1: float = 0.0
     why: str = ""
-    """Reason why all scores are 0; empty otherwise."""
+    """Reason why all scores are 0; empty if they are not."""
 
 
 async def scores_of(
@@ -216,7 +216,7 @@ async def _keyed_rows(
     strict: bool,
 ) -> tuple[list[Row], list[Row]]:
     """Return the rows of the response's table and of the gold table, at most one row for each key.
-    Keys of the response that mean the same as a gold key are replaced by the gold key.
+    If a key of the response means the same as a gold key, it is replaced by the gold key.
     """
     tables = (
         [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
@@ -233,7 +233,7 @@ async def _keyed_rows(
 
 
 def _key(task: Task, row: Row, *, strict: bool) -> Hashable:
-    """Return the key of a row, in the form in which keys are compared."""
+    """Return the key of a row, normalized for comparison with other keys."""
     rules = [(task.rules[name], row[name]) for name in task.keys]
     if strict:
         return tuple(strict_value((*rule.metric, "exact_match")[0], cell) for rule, cell in rules)
@@ -241,7 +241,7 @@ def _key(task: Task, row: Row, *, strict: bool) -> Hashable:
 
 
 def _aligned_keys(task: Task) -> list[str]:
-    """Return the key columns in which the judge looks for values with the same meaning."""
+    """Return the key columns whose values the judge matches by meaning."""
     return [name for name in task.keys if {"llm_judge", "exact_match"} & {*task.rules[name].metric}]
 
 
@@ -257,8 +257,8 @@ def _equal_when_sorted(task: Task, ours: Sequence[Row], theirs: Sequence[Row]) -
 
 
 def _nothing_scored(ours: Sequence[Hashable]) -> str:
-    """Return the reason why all scores of a readable table are 0, as text. `ours`: keys of the
-    table's rows.
+    """Return a text that says why all scores of a readable table are 0. `ours`: keys of the table's
+    rows.
     """
     if not ours:
         return "its table has no rows"
@@ -275,8 +275,8 @@ async def _column(
     strict: bool,
 ) -> list[list[float]]:
     """Return the scores of a column's cells, as one list for each metric of the column. By the
-    strict rules, there is one list, in which a cell is right if all metrics, or the judge, accept
-    it.
+    strict rules, there is only one list: a cell is right if all metrics accept it, or if the judge
+    does.
 
     `cells`: pairs of a response's cell and its gold cell.
     """

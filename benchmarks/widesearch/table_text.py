@@ -21,16 +21,16 @@ class Unreadable(ValueError):
 
 
 def norm_column(name: str) -> str:
-    """Return a column's name in the form in which WideSearch compares names."""
+    """Return a column's name as WideSearch compares it: in lower case, without spaces."""
     return name.strip().lower().replace(" ", "")
 
 
 def read_csv(text: str, delimiter: str) -> Table:
     """Read delimited text as pandas does, with all cells as text.
 
-    As in pandas, columns are shifted to the right if the first row has more fields than the header,
-    and a column without a name is called `Unnamed`. Raises `Unreadable` if the text cannot be
-    parsed or the table is too large.
+    As in pandas, if the first row has more fields than the header, the header names the last
+    columns, and the first columns are left out. A column without a name is called `Unnamed`. Raises
+    `Unreadable` if the text cannot be parsed or the table is too large.
     """
     import pandas  # slow to import
 
@@ -103,8 +103,8 @@ def official_table(response: str) -> Table:
 
 
 def plain_table(response: str) -> Table:
-    r"""Return the first Markdown table of a response: in its block that begins with three backticks
-    and `markdown`, or else anywhere.
+    r"""Return the first Markdown table in the response's code block of the language `markdown`, or,
+    if there is no such block, the first one anywhere.
 
     `\|` does not separate cells, and `<br>` is a line break. If columns have the same name, the
     last one is used. Raises `Unreadable` if there is no table.

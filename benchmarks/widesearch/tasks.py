@@ -17,7 +17,7 @@ _TASK = "a task has instance_id, query, language and evaluation, which is JSON i
 
 
 class Rule(Frozen):
-    """Rule for comparing the cells of a column: preprocessing and metrics."""
+    """Rule for comparing the cells of a column: preprocessing steps, then metrics."""
 
     preprocess: tuple[Preprocess, ...] = ()
     metric: tuple[Metric, ...] = ()
@@ -51,8 +51,8 @@ class Task(Frozen):
     """Rule of each column, key columns included, in the order of the gold table."""
     gold: Table = {}
     group: str = ""
-    """Name of the group of tasks with common entities; empty for no group. WideSearch's own tasks
-    have no groups.
+    """Name of the group of the task. Tasks of a group ask about the same entities. Empty for no
+    group, as in WideSearch's own tasks.
     """
 
     @property
@@ -106,8 +106,8 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
     rules = {name: Rule() for name in evaluation.unique_columns} | evaluation.eval_pipeline
     if not evaluation.unique_columns or set(rules) != set(evaluation.required):
         raise BadCorpus(
-            f"{where}: evaluation: unique_columns must name the keys, and required the columns "
-            f"of unique_columns and eval_pipeline ({', '.join(rules)})."
+            f"{where}: evaluation: unique_columns must name the key columns, and required "
+            f"must name all columns that have a rule ({', '.join(rules)}); correct the task."
         )
     path = folder / "gold" / f"{task.instance_id}.csv"
     try:
@@ -136,8 +136,8 @@ _TYPES: dict[tuple[Metric, ...], ColumnType] = {
 
 
 def columns_of(task: Task) -> list[Column]:
-    """Return the columns of the task, as they are requested from a gateway. A column whose only
-    metric compares numbers, dates or URLs has that type; all other columns are text.
+    """Return the columns of the task, as they are requested from a gateway. A column has the type
+    number, date or url if its only metric compares such values. All other columns are text.
     """
     return [
         Column(name, _TYPES.get(rule.metric, "text"), name in task.keys)

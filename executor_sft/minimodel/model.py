@@ -66,7 +66,9 @@ HEAD_WIDTH = 32
 def new_model(
     shape: Shape, tokenizer: PreTrainedTokenizerFast, max_tokens: int = 2048
 ) -> Qwen3ForCausalLM:
-    """Return a model of this shape with random fp32 weights. `max_tokens`: its context length."""
+    """Return a model of this shape with random fp32 weights. `max_tokens`: context length of the
+    model.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     heads = shape.width // HEAD_WIDTH
@@ -92,8 +94,8 @@ def new_model(
 def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     """Train a tokenizer on `texts`, and return it.
 
-    Each piece of text between tags or line breaks gets a leading space. So a name has the same
-    tokens wherever it occurs, and a model copies a name by copying its tokens.
+    Each piece of text between tags or line breaks gets a leading space. A name therefore has the
+    same tokens everywhere, and a model copies a name by copying these tokens.
     """
     from transformers import PreTrainedTokenizerFast
 

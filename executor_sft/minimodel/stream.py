@@ -36,13 +36,13 @@ GENERALIST_WORLDS_PER_STAGE = 10
 ROW_TOKENS = 512
 BATCH_TOKENS = 4096
 _TALK_SHARE = 0.5
-"""Share of conversations about follow-up questions in the backbone's training with `talks`. These
-conversations are short.
+"""In the backbone's training with `talks`: share of conversations that are about follow-up
+questions. These conversations are short.
 """
 _WAITING = 64
-"""Number of conversations that wait to be packed into rows."""
+"""Number of waiting conversations, from which rows are packed."""
 Encoded = tuple[list[int], list[bool]]
-"""Token ids of a conversation, and for each token whether the model writes it."""
+"""A conversation: (token ids, for each token True if the model writes it)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Batch:
     tokens: torch.Tensor
     """(rows, row_tokens) int64: token ids"""
     written: torch.Tensor
-    """(rows, row_tokens) bool: whether the model writes the token"""
+    """(rows, row_tokens) bool: True if the model writes the token"""
     positions: torch.Tensor
     """(rows, row_tokens) int64: position of the token in its conversation, from 0"""
     conversation: torch.Tensor
@@ -75,8 +75,9 @@ class Batch:
 
 
 def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
-    """Return the token ids of a conversation as the serving engine sees them, and for each token
-    whether the model writes it. The model writes its turns, with their end-of-turn tokens.
+    """Return the token ids of a conversation, as the serving engine sees them, and for each token
+    True if the model writes it. The model writes the assistant's turns and their end-of-turn
+    tokens.
     """
     ids: list[int] = []
     written: list[bool] = []
@@ -98,14 +99,14 @@ def conversations(
     tables: bool = False,
     talks: bool = False,
 ) -> Iterator[Dialogue]:
-    """Yield gold (entirely right) conversations about the training worlds with the numbers
-    `first_world`, `first_world + 1`, and so on, endlessly.
+    """Yield gold (entirely right) conversations about training worlds, endlessly. The first world
+    has the number `first_world`, and each next world has the next number.
 
     `role`: role whose conversations to yield. `system`: system prompts. `two_searches`: let
-    executors search a second time if needed. `passages`: passages per search; None to begin with
-    one passage and advance to two, then three, because a model learns copying faster in a short
-    context. `tables`: add conversations about tables, about a third of all tokens. `talks`: for the
-    backbone, add conversations about follow-up questions.
+    executors search a second time if needed. `passages`: passages per search. If None, searches
+    return one passage in the first worlds, then two, then three, because a model learns copying
+    faster in a short context. `tables`: add conversations about tables, about a third of all
+    tokens. `talks`: for the backbone, add conversations about follow-up questions.
     """
     stage = GENERALIST_WORLDS_PER_STAGE if role == "generalist" else WORLDS_PER_STAGE
     world_type: type[World | CompositionalWorld] = (
@@ -176,8 +177,8 @@ def batches(
 
 
 def _fill(first: Encoded, waiting: list[Encoded], row_tokens: int) -> list[Encoded]:
-    """Return a row: `first`, and conversations from `waiting` that fit into `row_tokens` tokens.
-    Remove them from `waiting`, which is sorted by length.
+    """Return a row of at most `row_tokens` tokens: `first`, and conversations from `waiting` that
+    still fit. The latter are removed from `waiting`, a list that is sorted by length.
     """
     row = [first]
     room = row_tokens - len(first[0])

@@ -52,9 +52,9 @@ def train(
     """Train `model` in place. After an interruption, the same call resumes from the checkpoint in
     `folder`, and skips the batches of `source` that were already used.
 
-    `compiled`: compile the loss, which takes a minute at the start and makes each step more than
-    twice as fast. The model computes in bf16 if the CPU has bf16 instructions. There, bf16 is twice
-    as fast as fp32; on other CPUs, it is several times slower.
+    `compiled`: compile the loss. This takes a minute at the start, and makes each step more than
+    twice as fast. The model computes in bf16 if the CPU has instructions for bf16, with which bf16
+    is twice as fast as fp32. Without them, bf16 would be several times slower.
     """
     folder.mkdir(parents=True, exist_ok=True)
     checkpoint = folder / "checkpoint.pt"
@@ -127,8 +127,8 @@ def _loss(
 
 
 def _weights(batch: Batch, context_weight: float) -> Tensor:
-    """Return the loss weight of each predicted token, as a tensor (rows * (row_tokens - 1)) of
-    float32. Tokens that begin a conversation, and padding, have weight 0.
+    """Return the loss weight of each predicted token, as a float32 tensor of the shape (rows *
+    (row_tokens - 1)). Tokens that begin a conversation, and padding, have weight 0.
     """
     inside = (batch.positions[:, 1:] > 0).float()
     return (inside * torch.where(batch.written[:, 1:], 1.0, context_weight)).flatten()

@@ -26,7 +26,7 @@ _ASIDES: tuple[Shape, ...] = ((), ((),), ((), ()))
 is something that a question mentions but does not ask for.
 """
 _ASIDES_EACH = (0, 0, 1, 1)
-"""Numbers of asides per question, drawn with equal probability."""
+"""Number of asides in a question. One element is drawn for each question."""
 
 
 class CompositionalWorld:
@@ -59,7 +59,7 @@ class CompositionalWorld:
         self.questions = [self._question(number) for number in range(questions)]
         self.by_id = {passage.id: passage for passage in self.passages}
         self.sub_queries = list(self._facts.values())
-        """The sub-query that each passage answers, in the order of `passages`."""
+        """All sub-queries, in the order of `passages`. Each passage answers one sub-query."""
         self._next = itertools.cycle(self.questions)
 
     def draw(self) -> MiniQuestion:

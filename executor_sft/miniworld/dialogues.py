@@ -22,7 +22,9 @@ TurnKind = Literal["system", "user", "delegate", "stop", "search", "report", "an
 STOP = "<stop/>Enough evidence<stop>"
 NOT_FOUND = "not found"
 _NOT_FOUND_SHARE = 0.05
-"""Share of the backbone's questions for which a round of searches finds nothing."""
+"""Probability that, in the backbone's conversations about a question, one round of searches finds
+nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def delegate_text(texts: list[str]) -> str:
 
 
 def report_text(report: Report) -> str:
-    """Return an executor's turn that gives this report."""
+    """Return the text of the executor's turn that states this report."""
     evidence = "\n".join(report.evidence)
     return f"{element('answer', report.answer)}{element('evidence', evidence)}"
 
@@ -79,9 +81,9 @@ def report_text(report: Report) -> str:
 def answer_text(question: MiniQuestion, pairs: list[tuple[SubQuery, Report]]) -> str:
     """Return an answerer's turn that answers the question.
 
-    `pairs`: sub-queries with their reports. For a comparison, the turn first repeats the two years
-    with their names, because a small model can compare years and find their names only if it writes
-    them down.
+    `pairs`: sub-queries with their reports. For a comparison, the turn first repeats each year with
+    the name of its thing: a small model can compare the years, and find the right name, only after
+    it has written both.
     """
     if any(report is NO_EVIDENCE for _, report in pairs):
         return f"<answer>{NOT_FOUND}</answer>"
@@ -274,11 +276,11 @@ class DialogueWriter:
         entity: Entity,
         others: int,
     ) -> list[Passage]:
-        """Return passages as a dense retriever could find them: the passage `gold`, which is
-        usually the first, and others.
+        """Return passages as a dense retriever could find them: the passage `gold`, usually first,
+        and other pages.
 
-        The others are pages that mention a part of the entity's name, and pages about entities of
-        the same `kind`. `others`: number of the other pages.
+        The other pages mention a part of the entity's name, or are about entities of the same
+        `kind`. `others`: number of other pages.
         """
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         mentioning = itertools.chain.from_iterable(self._mentions.get(word, ()) for word in words)
@@ -305,5 +307,5 @@ def _until(question: MiniQuestion, missing: int | None) -> tuple[tuple[SubQuery,
 
 
 def _likeness(one: str, other: str) -> int:
-    """Return the number of letter pairs that two texts have in common."""
+    """Return the number of different letter pairs that occur in both texts."""
     return len(set(itertools.pairwise(one)) & set(itertools.pairwise(other)))

@@ -167,7 +167,7 @@ def write_corpus(
 
 def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
     """Return the content of a world's vocabulary file (`router.protocol.vocabulary`): first the
-    words of questions, with the words `more`, then all names.
+    words that questions may use, including `more`, then all names.
     """
     known = set(WORDS)
     for relation in RELATIONS:
@@ -187,8 +187,8 @@ def _vocabulary_of_tables(wide: WideWorld) -> str:
 
 
 def over(config: Config, world: Path, *more: str) -> Config:
-    """Return a copy of `config` whose documents are those of the world in the folder `world`:
-    `corpus.jsonl` and the files `more`. Index, runs and versions are kept in that folder, too.
+    """Return a copy of `config` with the documents of a world: `corpus.jsonl` and the files `more`
+    in the folder `world`. Index, runs and versions are kept in this folder, too.
     """
     documents = tuple(str(world / name) for name in ("corpus.jsonl", *more))
     retrieval = msgspec.structs.replace(

@@ -83,13 +83,13 @@ class Tree:
 
     @property
     def height(self) -> int:
-        """Number of rounds of searches that are needed to find the value; 0 for a name."""
+        """Number of rounds of searches until the value is found; 0 for a name."""
         return 1 + max(subject.height for subject in self.subjects) if self.subjects else 0
 
 
 def held_out(parts: object, halvings: int = 1) -> bool:
-    """Return True if a shape or wording is held out for tests. `halvings`: 1 to hold out half of
-    all shapes or wordings, 2 for a quarter.
+    """Return True if `parts`, a shape or a wording, is held out for tests. `halvings`: 1 to hold
+    out half of all shapes or wordings, 2 for a quarter.
     """
     return all(side_of(f"{parts} {number}") == "test" for number in range(halvings))
 

@@ -1,9 +1,9 @@
 """Training data for models that learn several roles: endless mixtures of conversations.
 
 The *student* is the demo's executor before distillation. As an executor, it learns to search once;
-as a single agent, it learns to search as often as needed. So, like a pretrained model, it can make
-second searches before it is distilled. It only has to learn when a second search is needed. A
-student that has never seen a second search would memorize its training examples instead
+as a single agent, it learns to search as often as needed. So, like a pretrained model, the student
+can make second searches before the distillation. It only has to learn when a second search is
+needed. A student that has never seen a second search would memorize its training examples instead
 (docs/LOG.md).
 
 A *generalist*, used in the study of model sizes, learns every role, and also to answer alone as a
@@ -23,16 +23,17 @@ from executor_sft.miniworld.dialogues import (
 from router.protocol.tags import element
 
 _STUDENT = {"executor": 0.40, "agent": 0.45}
-"""Shares of the student's conversations about a sub-query, as an executor and as a single agent. In
-its remaining conversations, it answers a whole question as a single agent.
+"""How the student works on a sub-query, in these shares of its conversations: as an executor, or as
+a single agent. In all other conversations, the student is a single agent that answers a whole
+question.
 """
 _MIXTURES = {
     "generalist": {"backbone": 0.35, "executor": 0.45},
     "compositional": {"backbone": 0.70, "executor": 0.20},
 }
-"""Shares of the backbone's and of executors' conversations in a generalist's training, in mini
-worlds and in compositional worlds. In the remaining conversations, a single agent answers a whole
-question. These are long, and have 39 % of the tokens.
+"""For each kind of world: shares of a generalist's conversations in which it works as backbone and
+as executor. In all other conversations, the generalist is a single agent that answers a whole
+question. They are long, and have 39 % of the tokens.
 """
 _PASSED_OVER = 0.6
 """Probability of skipping a single agent's conversation with one search, so that conversations with
@@ -44,8 +45,8 @@ _UP_TO_FIRST_RESULT = 4
 
 def single_search(dialogue: Dialogue) -> Dialogue:
     """Return an executor's conversation, cut off after its first search. If the answer needs a
-    second search, the report becomes "not found"; its evidence is the sentence that says where to
-    search next.
+    second search, the report becomes "not found". Its evidence is then the sentence that names the
+    next search.
     """
     if not _searches_again(dialogue):
         return dialogue
@@ -55,8 +56,8 @@ def single_search(dialogue: Dialogue) -> Dialogue:
 
 
 def single_agent(dialogue: Dialogue, system: RolePrompts) -> Dialogue:
-    """Convert an executor's conversation to a single agent's, with the agent's system prompt and a
-    final answer without evidence.
+    """Return an executor's conversation as a conversation of a single agent: with the agent's
+    system prompt, and with a final answer without evidence.
     """
     answer = dialogue[-1].text.split("<evidence>")[0]
     return [DialogueTurn("system", system.agent), *dialogue[1:-1], DialogueTurn("answer", answer)]

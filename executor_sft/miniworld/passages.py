@@ -29,8 +29,8 @@ class Statement:
 
 
 class Library:
-    """All passages of a world, in a fixed order. Records the sentences that state facts, that point
-    to facts on other pages, and that explain aliases.
+    """All passages of a world, in a fixed order. Records the sentences that state facts, the
+    sentences that name another page for a fact, and the sentences that explain aliases.
     """
 
     def __init__(self, world: World, prefix: str = "mini", edition: str = "") -> None:
@@ -50,8 +50,8 @@ class Library:
         chronicle. Keys are (mention of the subject, name of the relation).
         """
         self.points: dict[tuple[str, str], Statement] = {}
-        """For facts that the subject's own page does not state: the sentence on that page that says
-        where to find the value. Keys as in `states`.
+        """Facts that the subject's own page does not state: the sentence on that page that leads to
+        the value. Keys as in `states`.
         """
         self.aliases: dict[str, Statement] = {}
         """The sentence that explains each alias, by the alias."""

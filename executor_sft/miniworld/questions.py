@@ -26,8 +26,8 @@ _CHAINS: dict[int, tuple[tuple[Relation, ...], ...]] = {2: _PAIRS, 3: _TRIPLES}
 """Chains of relations for questions of two and three hops, by the number of hops."""
 _TYPES: dict[int, QuestionType] = {1: "1-hop", 2: "2-hop", 3: "3-hop"}
 _ALIAS_SHARE = 0.75
-"""Probability that a question uses an entity's alias, if the entity has one and the fact is stated
-plainly.
+"""Probability that a question uses an entity's alias, if the entity has an alias and its own page
+states the fact.
 """
 _COMPARED = tuple(relation for relation in RELATIONS if relation.compare)
 
@@ -47,7 +47,7 @@ class SubQuery:
     or `shared` (`Detour`).
     """
     relation: str
-    """Name of the relation that is asked for."""
+    """Name of the relation, such as `birthplace`, for which the sub-query asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,10 @@ class MiniQuestion:
     type: QuestionType
     answer: str
     rounds: tuple[tuple[SubQuery, ...], ...]
-    """Gold decomposition: the sub-queries of each round."""
+    """The gold (right) sub-queries of each round."""
     earlier: bool | None = None
-    """For a comparison: True if it asks which of two things is earlier, False if it asks which is
-    later. None for other questions.
+    """For a comparison: True if the question asks for the earlier of two things, False if it asks
+    for the later one. None for all other questions.
     """
     compared: tuple[str, ...] = ()
     """Names of the two things that a comparison asks about."""
@@ -121,7 +121,7 @@ class Examiner:
         key = (entity.mention, relation.name)
         fact = self._world.facts[key]
         library = self._library
-        if named != entity.mention:  # an alias is used only for facts that are plainly stated
+        if named != entity.mention:  # only if the entity's own page states the fact
             steps = [
                 (text, library.aliases[named]),
                 (wording.format(x=entity.mention), library.states[key]),
@@ -160,9 +160,9 @@ class Examiner:
         *,
         by_alias: bool | None = None,
     ) -> MiniQuestion | None:
-        """Return the question for the value that is reached from the entity `start` by following
-        `relations`. Return None if there is no such value, or if the answer is one of the entities
-        on the way.
+        """Return the question for the value at the end of a chain: it begins at the entity `start`,
+        and each of `relations` leads to the next entity. Return None if there is no such value, or
+        if the answer is one of the entities on the way.
 
         `wording`: question with `{x}` in place of the last relation's subject; empty to choose a
         wording at random. `by_alias`: use the alias of `start`, if it has one; None to choose at

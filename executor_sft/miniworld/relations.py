@@ -27,14 +27,14 @@ class Relation:
     statements: tuple[str, ...]
     """Sentences that state the fact."""
     anonymous: str
-    """Sentence that states the fact in a chronicle, without the subject's name."""
+    """Sentence that states the fact in a chronicle (a page that does not name the subject)."""
     shared: str
-    """Sentence that says that another subject, `{z}`, has the same value; it does not state the
-    value.
+    """Sentence with the name of another subject, `{z}`, that has the same value. The sentence does
+    not state the value.
     """
     compare: tuple[tuple[str, bool], ...] = ()
-    """Questions that compare the years of `{a}` and `{b}`. Each comes with True if it asks which is
-    earlier, and False if it asks which is later.
+    """Pairs (question, True or False). The question compares the years of `{a}` and `{b}`. True: it
+    asks for the earlier of the two. False: it asks for the later one.
     """
 
 

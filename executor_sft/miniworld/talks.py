@@ -25,8 +25,8 @@ WORDS = "he she his her him it its what about and who whom do you mean by".split
 """Words that occur only in follow-up questions."""
 _ABOUT = ("What about {}?", "And {}?", "And what about {}?")
 _SIMPLE_SHARE = 0.3
-"""Share of training conversations about a question of one hop. The backbone's other training has no
-such questions.
+"""Probability that the next lesson is about a question with one hop, instead of a follow-up
+question. The backbone's other training data have no questions with one hop.
 """
 _MAX_TRIES = 50
 
@@ -42,7 +42,9 @@ class Talk:
     """The last question, rewritten so that it is understood alone; None if it cannot be resolved.
     """
     asked_back: str = ""
-    """Reply that asks who is meant, if the last question cannot be resolved; else empty."""
+    """Reply to a last question that cannot be resolved: it asks the user who is meant. Empty for
+    any other question.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,9 @@ class Talks:
         raise LookupError("no such question has an answer")
 
     def _chain(self, start: Entity, hops: int) -> tuple[Relation, ...]:
-        """Return at most `hops` relations that lead from an entity to a value."""
+        """Return a random chain of relations from the entity `start` to a value, with at most
+        `hops` relations.
+        """
         steps = list[Relation]()
         entity: Entity | str = start
         while isinstance(entity, Entity) and len(steps) < hops:
@@ -194,8 +198,8 @@ class Talks:
         return self._rng.choice((("he", "his", "him"), ("she", "her", "her")))
 
     def _unresolved(self, before: _Topic, history: list[Message]) -> Talk:
-        """Return a conversation whose last question has a pronoun that refers to nothing in the
-        conversation, or to either of two people.
+        """Return a conversation whose last question cannot be resolved. Its pronoun refers to
+        nothing in the conversation, or to either of two people.
         """
         if before.start.kind == "person" and before.answer and before.answer.kind == "person":
             topic = self._topic(self._rng.choice(self._by_kind["person"]))
@@ -210,8 +214,8 @@ class Talks:
 
 
 def talk_lessons(writer: DialogueWriter, talks: Talks, system: RolePrompts) -> Iterator[Dialogue]:
-    """Yield conversations of the condenser, which rewrites follow-up questions, and of delegator
-    and answerer about simple questions, endlessly.
+    """Yield conversations endlessly: of the condenser (the role that rewrites follow-up questions),
+    and of delegator and answerer about simple questions.
     """
     rng = random.Random(0)
     while True:

@@ -26,8 +26,8 @@ from router.trace.table import Column, Condition, Schema
 
 Size = Literal["small", "medium", "large"]
 Reach = Literal["register", "own_page", "two_searches", "unstated"]
-"""Where the value of a cell can be found. A key cell, which has the name of the row's entity, is in
-a register, or else on the entity's own page.
+"""Place of a cell's value. The value of a key cell is the name of the row's entity; it is in a
+register, or else on the entity's own page.
 """
 ROWS: dict[Size, range] = {"small": range(5, 13), "medium": range(15, 41), "large": range(41, 76)}
 """Range of the number of rows in tables of each size; the averages are about 8, 25 and 55."""
@@ -38,7 +38,8 @@ _YEARS = range(900, 2000, 10)
 _OWNERS = 20
 """Max number of sets of each kind of entity."""
 _EVERY = 10**6
-"""Value of `tasks` with which a world has all possible tables."""
+"""Value for the parameter `tasks` of `WideWorld`, so high that the world has all possible tables.
+"""
 _Part = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -76,7 +77,8 @@ class SetWords(NamedTuple):
     verb: str
     """Verb of the event in the members' year, such as `founded`."""
     years: tuple[int, ...]
-    """Years that the delegator names, one in each turn, so that searches find members' own pages.
+    """Years for the delegator's questions, one year per turn. A question that names a year lets the
+    search find members' own pages.
     """
 
 
@@ -101,7 +103,9 @@ _ASKED = (
 
 
 class Stated(NamedTuple):
-    """Members of an entity set that a single passage names, and the sentence that names them."""
+    """Names that one passage lists as members of an entity set, and the sentence to cite for them.
+    A register may list wrong names.
+    """
 
     names: tuple[str, ...]
     sentence: str
@@ -115,14 +119,14 @@ class EntitySet:
     noun: str
     """Noun phrase for the set."""
     rests_on: tuple[str, ...]
-    """Names of the relations that decide whether an entity is a member."""
+    """Names of the relations by which members are chosen, such as `country`."""
     members: tuple[Entity, ...]
     owner: str
     """The name of the thing that the members have in common, such as their country."""
     before: int | None = None
     """All members' years are before this year; None for any year."""
     stated: dict[str, Stated] = field(default_factory=dict)
-    """Members that each passage names, by passage id. The passages are registers, and members' own
+    """Names of members in each passage, by passage id. The passages are registers, and members' own
     pages.
     """
     registers: list[str] = field(default_factory=list)
@@ -151,8 +155,8 @@ class EntitySet:
         return [page for at, page in enumerate(self.registers) if _letter(at) == letter]
 
     def named_in(self, question: str, passages: list[str]) -> list[Stated]:
-        """Return the members that an executor should report for a question about the set, each with
-        the sentence that names it. There are at most `MAX_NAMES` members, each only once.
+        """Return the names that an executor should report for a question about the set, with the
+        sentences to cite. There are at most `MAX_NAMES` names, and each occurs once.
 
         `passages`: ids of the passages that the executor was shown.
         """
@@ -172,8 +176,8 @@ class EntitySet:
 
 @dataclass(frozen=True, slots=True)
 class TableTask:
-    """A request for a table. The rows are the members of one or two sets, the columns are some of
-    their facts.
+    """A request for a table. The rows are the members of one or two sets, and the columns are
+    relations of the members.
     """
 
     id: str
@@ -201,8 +205,8 @@ class TableTask:
 
     @property
     def conditions(self) -> list[Condition]:
-        """Conditions that the members of the sets meet, and no other entities. Only a single set
-        can have a condition on years.
+        """Conditions that all members of the sets meet, and that no other entity meets. Only a
+        single set can have a condition on years.
         """
         kind = self.sets[0].kind
         columns = _COLUMNS[kind]
@@ -312,8 +316,8 @@ class WideWorld:
         return names
 
     def reach(self, task: TableTask) -> list[list[Reach]]:
-        """Return the place of each cell's value: one list for each row, with one place for each
-        column. The key column is first.
+        """Return the place (`Reach`) of each cell's value: one list for each row, with one place
+        for each column. The key column is first.
         """
         listed = self.listed(task)
         table: list[list[Reach]] = []
@@ -382,8 +386,8 @@ class WideWorld:
         return tasks
 
     def _sets_of(self, kind: Kind) -> Iterator[EntitySet]:
-        """Yield the sets of this kind that are large enough for a table; members of a set have the
-        same owner.
+        """Yield sets of entities of this kind, each large enough for a table. The members of a set
+        have the same owner, such as a country.
         """
         form = FORMS[kind]
         groups: dict[str, list[Entity]] = {}
@@ -399,8 +403,8 @@ class WideWorld:
         return itertools.islice(sets, _OWNERS)
 
     def _early(self, entities: EntitySet, rng: random.Random) -> EntitySet | None:
-        """Return the members whose own year is before a random one of `_YEARS`, as a set for a
-        small table. Return None if no year gives a set of the right size.
+        """Choose a year from `_YEARS` at random. Return the members with earlier years, as a set
+        for a small table. Return None if no year gives a set of the right size.
         """
         (year,) = (column for column in _COLUMNS[entities.kind] if column.value == "year")
         dated = [(int(value), row) for row in entities.members if (value := self.gold(row, year))]
@@ -422,7 +426,7 @@ class WideWorld:
 
     def _register(self, group: EntitySet, rng: random.Random) -> None:
         """Write the registers of a set. In `group.stated`, record the names in each register. Also
-        record the members whose own pages state that they belong to the set.
+        record each member whose own page states that the member belongs to the set.
         """
         facts = self.world.facts
         knobs = self._knobs

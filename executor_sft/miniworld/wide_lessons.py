@@ -26,13 +26,13 @@ from router.table.table_delegation import MAX_HOLES, MAX_KEYS, opening
 from router.trace.table import Condition
 
 _LISTS = 0.7
-"""In this share of an executor's conversations, it looks for rows of a table."""
+"""Share of an executor's conversations in which the executor looks for rows of a table."""
 _UNSTATED = 0.1
-"""In this share of an executor's conversations, it looks for a cell that no page states. In the
-remaining conversations, it looks for a cell that a page states.
+"""Share of an executor's conversations in which the executor looks for a cell that no page states.
+In all remaining conversations, a page states the cell.
 """
 _FAILING = 0.1
-"""Share of searches for rows that find nothing although there are rows."""
+"""Probability that a search for rows finds nothing, although there are rows."""
 
 
 def table_request(task: TableTask) -> str:
@@ -41,8 +41,8 @@ def table_request(task: TableTask) -> str:
 
 
 def turn_text(task: TableTask, turn: int) -> str:
-    """Return the text of the delegator's turn `turn`, from 0, which has questions for rows. Turn 0,
-    which plans the table, also has a question for each column, and the conditions for rows.
+    """Return the text of the delegator's turn number `turn`, from 0, with questions for rows. Turn
+    0 plans the table, so it also has a question for each column, and the conditions for rows.
     """
     asked = prompts.request(json.dumps([question for _, question in task.discoveries(turn)]))
     key, *names = task.columns
@@ -126,7 +126,8 @@ class TableLessons:
             yield [*turns, DialogueTurn("stop", STOP)]
 
     def _status(self, task: TableTask, seen: Counter[str], most_keys: int) -> str:
-        """Return the status of a table as the delegator sees it. Random cells are missing.
+        """Return the message with the status of a table, as the delegator sees it. Cells without a
+        value are drawn at random.
 
         `seen`: how often each row was reported. `most_keys`: max names of rows to show.
         """

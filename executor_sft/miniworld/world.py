@@ -19,7 +19,7 @@ from executor_sft.miniworld.relations import (
 )
 
 Side = Literal["train", "test"]
-"""Whether a world, a name or a wording is for training or for tests."""
+"""Use of a world, a name or a wording: for training or for tests."""
 
 _ONSETS = "b br ch d dr f fl g gr h j k kr l m n p pr r s sh sk st t th tr v w z".split()
 _VOWELS = "a e i o u ae ei ia oa ou".split()
@@ -27,14 +27,16 @@ _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "rk", "s", "sk", "st", "th", "v"
 
 
 def side_of(word: str) -> Side:
-    """Return the use of names with this word, for training or for tests. The result depends only on
-    the word, so it is the same in every world.
+    """Return `train` if names with this word are for training, `test` if they are for tests. The
+    result depends only on the word, so all worlds agree.
     """
     return "test" if hashlib.sha256(word.lower().encode()).digest()[0] % 2 else "train"
 
 
 class Names:
-    """Draws words for names, each word at most once, and only words of one side."""
+    """Draws words for names: each word at most once, and either only words for training, or only
+    words for tests.
+    """
 
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
@@ -58,13 +60,14 @@ class Names:
 
 
 Detour = Literal["redirect", "shared"]
-"""How the subject's own page leads to a value that it does not state. `redirect`: the page names a
-chronicle that states the value. `shared`: the page names another subject with the same value.
+"""Way from the subject's own page to a value that the page does not state. `redirect`: the page
+names a chronicle, which states the value. `shared`: the page names another subject with the same
+value.
 """
 FIRST_YEAR = 1640
 """First year in which people of the first generation are born."""
 GENERATION_YEARS = 30
-"""Number of years in which the people of a generation are born."""
+"""Length, in years, of the period in which the people of a generation are born."""
 _COUPLES = 130
 """Couples in each of the three generations."""
 _CITIES = 120
@@ -85,8 +88,8 @@ class Entity:
     kind: Kind
     name: str
     alias: str | None = None
-    """Pen name, former name or working title. Only one passage, with the alias as its title, says
-    whose alias it is.
+    """Pen name, former name or working title. Only one passage explains the alias; the title of
+    that passage is the alias.
     """
     occupation: str | None = None
     """Occupation of a person who has the same name as another person; else None."""
@@ -107,7 +110,9 @@ class Fact:
     relation: Relation
     value: str
     detour: Detour | None = None
-    """How to find the value if the subject's own page does not state it; None if it does."""
+    """Way to the value if the subject's own page does not state the value; None if the page states
+    it.
+    """
     via: str = ""
     """For `redirect`: name of the chronicle that states the value. For `shared`: mention of another
     subject that has the same value.

@@ -13,7 +13,7 @@ _PANELS = ("reward", "mixed_groups", "agents", "entropy", "kl", "logprob_gap")
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the lines of `steps.jsonl` into the PNG file `path`."""
+    """Draw the figures of all steps into the PNG file `path`. `rows`: lines of `steps.jsonl`."""
     figure = Figure(figsize=(12, 6), layout="constrained")
     flat = [_flat(row) for row in rows]
     labels = dict.fromkeys(label for row in flat for label in row)

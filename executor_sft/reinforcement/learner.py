@@ -18,7 +18,7 @@ from executor_sft.train import load_weights, replacing_folder
 from router.errors import BadConfig
 
 _START = "start"
-"""Name of the frozen copy of the adapter from which the training starts."""
+"""Name of the adapter's frozen copy, which keeps the weights from the start of the training."""
 
 
 class Learner:
@@ -97,8 +97,8 @@ class Learner:
         }
 
     def _loss(self, rows: Sequence[TokenSequence]) -> tuple[Tensor, Sums, float]:
-        """Return the loss of a micro-batch, its `Sums`, and the sum of its tokens' entropies in
-        nats.
+        """Return three values for a micro-batch: the loss, the `Sums`, and the sum of the entropies
+        of all tokens, in nats.
         """
         device = self._weights[0].device
         ids = _padded([row.input_ids for row in rows], torch.long, device)

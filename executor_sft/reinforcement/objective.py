@@ -19,7 +19,8 @@ class Sums(NamedTuple):
     clipped: float = 0
     """Number of tokens whose term has no gradient, because the ratio was clipped."""
     skipped: float = 0
-    """Number of tokens in skipped micro-batches."""
+    """Number of tokens in micro-batches that were skipped, because their mean ratio was too high.
+    """
     gap: float = 0.0
     """Sum of the absolute differences between new and old log-probabilities."""
     kl: float = 0.0
@@ -39,8 +40,8 @@ def micro_loss(
     shares: Tensor | None = None,
     start: Tensor | None = None,
 ) -> tuple[Tensor, Sums]:
-    """Return the loss of a micro-batch and its sums. The loss of a batch is the sum of its
-    micro-batches' losses, however the batch is divided.
+    """Return the loss of a micro-batch, and sums over its tokens. The loss of a batch is the sum of
+    the losses of all its micro-batches, however the batch is divided.
 
     All tensors have the same shape, such as (tokens) or (rows, tokens). `new`, `old`:
     log-probabilities of the tokens now and when they were sampled; only `new` has a gradient.

@@ -20,8 +20,9 @@ ROLES: dict[Trained, RoleName] = {"delegator": "delegation", "executor": "execut
 
 
 class ObjectiveRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Limits of the objective. A ratio is the token's probability now, divided by its probability
-    at sampling. The defaults are from the paper WideSeek-R1.
+    """Limits of the training objective. A token's ratio is the probability of the token now,
+    divided by the probability with which it was sampled. The defaults are from the paper
+    WideSeek-R1.
     """
 
     clip_low: Annotated[float, Meta(gt=0, lt=1)] = 0.2
@@ -63,8 +64,8 @@ class ReinforceRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
     micro_tokens: Count = 8192
     """Max tokens of a forward pass, with padding. A longer sequence gets a separate pass."""
     max_gap: _Positive = 0.02
-    """Max difference, in nats, between a token's log-probabilities in engine and trainer, as a mean
-    over all tokens of a step. The training stops if the difference is larger.
+    """Max difference, in nats, between the log-probabilities of a token in engine and trainer. It
+    is averaged over all tokens of a step; the training stops if the mean is larger.
     """
     seed: int = 1
     reward: RewardRecipe = RewardRecipe()

@@ -1,10 +1,10 @@
 """`rolegate sft reinforce`: train delegator and executors together by reinforcement learning.
 
-Each step answers a few questions, or fills tables, several times on the config's engines. Trained
-roles use the recipe's sampling temperature; all other roles keep the config's temperature. The runs
-of a question are a group; a run's advantage is its reward compared with the rewards of its group,
-and all agents of the run get it (WideSeek-R1, section 3.3). Then each adapter is updated once. New
-adapters are written to OUT/steps, and loaded under new names.
+In each step, the config's engines answer a few questions, or fill a few tables, several times.
+Trained roles use the recipe's sampling temperature; all other roles keep the config's temperature.
+The runs of a question are a group; a run's advantage is its reward compared with the rewards of its
+group, and all agents of the run get it (WideSeek-R1, section 3.3). Then each adapter is updated
+once. New adapters are written to OUT/steps, and loaded under new names.
 
 steps.jsonl and curves.png show the progress. After an interruption, the same command resumes the
 unfinished step, and repeats no finished model call. To continue a finished training, pass a higher
@@ -305,13 +305,13 @@ async def _probe(runtime: Runtime) -> None:
         if tokens is msgspec.UNSET or tokens.logprobs is msgspec.UNSET:
             raise BadConfig(
                 f"roles.{name}: its endpoint returns no token ids or no log-probabilities, which "
-                "the training needs; serve the role by vLLM."
+                "the training needs; serve the role with vLLM."
             )
 
 
 async def _load(runtime: Runtime, policies: Sequence[Policy], out: Path, number: int) -> Runtime:
-    """Load the adapters that step `number` wrote, and unload those that step `number - 2` wrote.
-    Return a runtime that uses the new adapters.
+    """Load the adapters of the step `number`, and unload the adapters of the step `number - 2`.
+    Return a runtime that uses the newly loaded adapters.
     """
     versions = dict(runtime.versions)
     for policy in policies:
@@ -332,8 +332,8 @@ async def _groups(
     number: int,
     concurrency: int,
 ) -> list[Group]:
-    """Return the groups of a step. Groups with a failed run are left out. Raises `BadConfig` if too
-    many runs failed.
+    """Make all runs of a step, and return them in groups, one for each question. Groups with a
+    failed run are left out. Raises `BadConfig` if too many runs failed.
     """
     chosen = Random(f"{recipe.seed}/{number}").sample(
         questions, min(recipe.questions, len(questions))
@@ -343,8 +343,8 @@ async def _groups(
     runs: dict[tuple[int, int], Run] = {}
 
     async def roll_out(pair: tuple[int, int]) -> None:
-        # The other roles are usually greedy, so that a group's runs repeat many of their calls, and
-        # the cache of the step answers them
+        # Roles that are not trained usually decode greedily, so the runs of a group repeat many of
+        # their calls. The step's cache answers the repeated calls
         sampled = runtime.sampled(pair[1], recipe.temperature, roles=runtime.asking.keys())
         runs[pair] = await roll_out_run(sampled, "factorized", chosen[pair[0]])
 
@@ -384,5 +384,5 @@ def _check_ties(rows: Sequence[Mapping[str, Any]]) -> None:
         what = "right; give harder questions"
     raise BadConfig(
         f"The training stopped: in the last {_MAX_TIED} steps, all runs of a question had the same "
-        f"reward, so nothing can be learnt. Nearly all are {what} (mean score {right:.2f})."
+        f"reward, so nothing can be learnt. Most runs are {what} (mean score {right:.2f})."
     )

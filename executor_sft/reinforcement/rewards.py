@@ -28,7 +28,7 @@ failed, get no reward; `executor_sft.rollout.check_failures` raises their error.
 
 
 class RewardRecipe(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Sizes of the parts of a reward. The defaults are from the paper WideSeek-R1."""
+    """Parts of a reward, with the weight of each. The defaults are from the paper WideSeek-R1."""
 
     answer: Literal["exact_match", "f1"] = "exact_match"
     """Score of an answer to a question. The score of a table is always its item F1 (F1 over cells).
@@ -73,7 +73,8 @@ def reward_parts(
 ) -> RewardParts:
     """Return the parts of a run's reward. All parts are 0 if the run has no `readable` answer.
 
-    `answer`: score of the answer, from 0 to 1. `longest`: tokens of the run's longest turn.
+    `answer`: score of the answer or table, from 0 to 1. `searched`: True if any agent searched.
+    `longest`: number of tokens of the run's longest turn. `sub_queries`: number of sub-queries.
     """
     if not readable:
         return RewardParts()
@@ -99,7 +100,7 @@ def is_readable(result: Trajectory | TableRun) -> bool:
 
 
 def item_f1(run: TableRun, right: Sequence[Sequence[str]]) -> float:
-    """Return the item F1 of a filled table against the `right` rows."""
+    """Return the item F1 (F1 over cells) of a filled table against the `right` rows."""
     rows = [[cell.value for cell in row.cells] for row in table_of(run).rows]
     return table_score(run.schema, rows, right).item_f1
 

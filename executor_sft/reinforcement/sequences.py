@@ -24,8 +24,8 @@ from router.trace.values import TableRun
 
 
 class TokenSequence(Frozen):
-    """A training row: the tokens of consecutive turns of an agent. A turn whose prompt does not
-    begin with the tokens of the row so far begins a new row.
+    """A training row: the tokens of consecutive turns of an agent. If the prompt of the next turn
+    does not begin with all tokens of the row, that turn starts a new row.
 
     The loss is minus the sum, over the tokens of all rows, of a token's weight times the clipped
     ratio of its new and old probability. `logprobs`, `shares` and `weights` have one number per
@@ -67,7 +67,7 @@ class _Agent(NamedTuple):
 
     @property
     def lengths(self) -> AgentTurns:
-        """The lengths of the turns."""
+        """The agent's role, and the number of tokens of each turn."""
         return AgentTurns(self.role, tuple(len(turn.completion) for turn in self.turns))
 
 
@@ -150,8 +150,8 @@ def _kept(work: AgentWork, *, readable: bool) -> Sequence[Completion]:
     """Return the outputs of an agent to train on (WideSeek-R1, appendix B.3).
 
     If the run has an answer, agents that reached a limit are left out, because they do not deserve
-    the run's reward. Otherwise, only the delegator's last output, and executors' outputs that were
-    cut off, count as causes of the failure.
+    the run's reward. If the run has no answer, only the causes of the failure are trained on: the
+    delegator's last output, and executors' outputs that were cut off.
     """
     outputs = work.conversation.outputs if work.conversation else ()
     cut = [output for output in outputs if output.finish_reason == "length"]
@@ -166,7 +166,7 @@ def _tokens(output: Completion, run: Run, work: AgentWork) -> TokenIds:
     if tokens is msgspec.UNSET or tokens.logprobs is msgspec.UNSET:
         raise BadConfig(
             f"run {run.id}: outputs of the agent {work.agent.path} lack token ids or "
-            f"log-probabilities; serve the role {work.agent.role} by vLLM, and roll out again."
+            f"log-probabilities; serve the role {work.agent.role} with vLLM, and roll out again."
         )
     return tokens
 

@@ -78,9 +78,9 @@ def token_shares(
     recipe: WeightRecipe,
     rng: Random | None = None,
 ) -> Shares:
-    """Return the share of a token in the objective, for each turn; all tokens of a turn have the
-    same share. No share is negative. The shares of all tokens of the batch sum to 1, with two
-    exceptions. With `executors_per_run`, only the expected sum is 1. A run without tokens adds
+    """Return, for each turn, the share of each of its tokens in the objective. All tokens of a turn
+    have the same share. No share is negative. The shares of all tokens of the batch sum to 1, with
+    two exceptions. With `executors_per_run`, only the expected sum is 1. A run without tokens adds
     nothing, so the sum is lower, unless `agents` is "none".
 
     `runs`: for each run of the batch, the agents that are to be trained. Agents without tokens are
@@ -118,7 +118,8 @@ def token_shares(
 
 
 def token_weights(shares: Shares, run_advantages: Sequence[float]) -> Shares:
-    """Return the weight of a token for each turn: the token's share times the advantage of the run.
+    """Return, for each turn, the weight of each of its tokens: the token's share times the
+    advantage of the run.
 
     `run_advantages`: the advantage of each run.
     """
@@ -135,9 +136,9 @@ def _agent_shares(
     agents: int,
     tokens: int,
 ) -> list[float]:
-    """Return the share of a token for each turn of an agent. The agent belongs to a unit (see
-    `token_shares`). `whole`: sum of all shares in the unit. `agents`, `tokens`: number of agents,
-    and number of tokens, in the unit.
+    """Return the share of a token for each turn of an agent. The agent belongs to a unit: a set of
+    agents that divide a weight among themselves. `whole`: this weight, times the agent's factor
+    from `_drawn`. `agents`, `tokens`: number of agents, and number of tokens, in the unit.
     """
     if not agent.tokens:
         return [0.0] * len(agent.turns)
@@ -150,10 +151,10 @@ def _agent_shares(
 
 
 def _drawn(run: Sequence[AgentTurns], limit: int | None, rng: Random | None) -> list[float]:
-    """Draw at most `limit` of the executors that have tokens. Return a factor for each agent of the
-    run, by which its weight is multiplied: 0 for executors that were not drawn; more than 1 for
-    those that were, so that the expected gradient stays the same; and 1 for all other agents. If
-    there are not more than `limit` such executors, all factors are 1.
+    """Draw at most `limit` of the executors that have tokens. Return a factor for the weight of
+    each agent of the run: 0 for executors that were not drawn, more than 1 for drawn executors, so
+    that the expected gradient stays the same, and 1 for all other agents. If at most `limit`
+    executors have tokens, all factors are 1.
     """
     factors = [1.0] * len(run)
     executors = [

@@ -1,7 +1,7 @@
 """Comparison of two independent answers to the same request, and the table made from them.
 
-The table is made from the answer with more filled cells. It has each row whose key is also in the
-other answer. Cells in which the two answers differ are blanked.
+The table is made from the answer with more filled cells. Rows whose key is missing in the other
+answer are left out. Cells in which the two answers differ are blanked.
 
 Two answers from the same documents miss the same rows. So agreement is evidence for the cells, but
 not for a table's completeness.
@@ -23,8 +23,8 @@ _Rows = tuple[tuple[str, ...], ...]
 
 
 class Answer(Frozen):
-    """One answer to a request: the filled table, with the numbers of sub-queries and tokens that
-    were used. A cell has a value only if a passage contains the value.
+    """One answer to a request: the rows of the filled table, and the number of sub-queries and
+    tokens used. A cell has a value only if a passage contains the value.
     """
 
     rows: _Rows
@@ -51,13 +51,13 @@ class MadeTable(Frozen):
     question: Question
     """The request, with the rows of the table."""
     consistency: float
-    """Item F1 (F1 over cells) between the two answers."""
+    """Agreement of the two answers: the item F1 (F1 over cells) of one against the other."""
     support: float
     """Share of the table's cells that have a value."""
     dropped: int
-    """Number of rows that were left out, in both answers together."""
+    """Number of rows that were left out, because only one of the two answers has them."""
     blanked: int
-    """Number of cells that were blanked because the answers differ."""
+    """Number of cells that were blanked, because the two answers have different values there."""
     reason: str = ""
     """Reason not to keep the table; empty if the table is kept."""
 
@@ -75,9 +75,9 @@ def unusable(request: Question, held_out: HeldOut) -> str:
 def made_tables(
     answered: Sequence[Answers], *, consistency: float, min_rows: int, support: float
 ) -> Iterator[MadeTable]:
-    """Yield the table made from each pair of answers. A table that reaches the limits is kept (its
-    `reason` is empty), unless an earlier table has the same rows. `consistency`, `support`: min
-    values of these fields of `MadeTable`. `min_rows`: min number of rows.
+    """Yield the table made from each pair of answers. A table is kept (its `reason` is empty) if it
+    reaches the limits, unless a table with the same rows was kept before. `consistency`, `support`:
+    min values of these fields of `MadeTable`. `min_rows`: min number of rows.
     """
     seen = set[_Rows]()
     for pair in answered:

@@ -151,7 +151,9 @@ def run(options: Options) -> int:
 
 
 def _seeds(config: Config, options: Options) -> list[Question]:
-    """Return the seeds to use. Raises `BadConfig` or `BadIndex` if no seeds can be read."""
+    """Return the seeds: the lines of the file --seeds, or else passages sampled from the index.
+    Raises `BadConfig` or `BadIndex` if no seeds can be read.
+    """
     if options.seeds:
         seeds, duplicates = read_questions(options.seeds, tables=True, seeds=True)
         if duplicates:
@@ -169,9 +171,9 @@ def _seeds(config: Config, options: Options) -> list[Question]:
 async def _answered(
     configs: Sequence[Config], options: Options, seeds: Sequence[Question]
 ) -> tuple[Counter[str], dict[str, str]]:
-    """Write the requests, answer each twice, and store requests and answers in files. Return the
-    number of unanswered requests for each reason, and the error message of each failed seed, by the
-    seed's id.
+    """Write the requests, answer each twice, and store requests and answers in files. Return two
+    mappings: from each reason to the number of requests that were not answered for it, and from the
+    id of each failed seed to its error message.
     """
     adapters = named_adapters([options.executor])
     (executor,) = adapters
@@ -236,8 +238,8 @@ async def _twice(runtimes: Sequence[Runtime], question: Question) -> Answers:
 
 def _written(options: Options, reasons: Counter[str]) -> tuple[dict[str, Any], list[str]]:
     """Compare the answers and write the kept tables. Return the figures, and the names of the
-    files. `reasons`: number of unanswered requests for each reason; tables that are not kept are
-    added.
+    files. `reasons`: number of requests without answers for each reason. The tables that are not
+    kept are added to it.
     """
     answered = list(read_jsonl(options.out / ANSWERS, Answers, ADVICE))
     tables = list(made_tables(answered, **options.settings(*_RULES)))

@@ -1,4 +1,4 @@
-"""Files of tables with right rows: in WideSearch's form, for `rolegate sft`, and for RLinf."""
+"""Write tables with right rows to files: for WideSearch, `rolegate sft`, and the trainer RLinf."""
 
 import csv
 import hashlib
@@ -93,7 +93,9 @@ def write_tables(
 
 
 def _file_name(identity: str) -> str:
-    """Convert an id to a file name. A long name is cut off, and gets a digest to keep it unique."""
+    """Return an id as a file name. A long name is cut off, and ends in a digest that keeps it
+    unique.
+    """
     name = quote(identity, safe="")
     if len(name) <= _LONGEST_NAME:
         return name
@@ -101,5 +103,5 @@ def _file_name(identity: str) -> str:
 
 
 def _norm(column: Column) -> str:
-    """Return the form in which WideSearch compares names of columns."""
+    """Return a column's name as WideSearch compares it: in lower case, without spaces."""
     return column.name.strip().lower().replace(" ", "")

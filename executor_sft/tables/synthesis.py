@@ -24,7 +24,7 @@ from router.trace.table import Column
 
 MIN_COLUMNS = 2
 ROWS = (10, 50)
-"""Min and max number of rows that a question asks for, as in the paper."""
+"""Min and max number of rows of a requested table, as in the paper WideSeek-R1."""
 _CHARS = 4000
 """Max characters of a seed in the prompt."""
 _REFINE = "Refine the question. Write the JSON object."
@@ -39,8 +39,8 @@ async def written_request(
     role: Role | None, context: Callable[[], RunContext], seed: Question
 ) -> Question:
     """Let the model write a request for a table about the seed, and return the seed with this
-    request. A seed that already is a request is returned unchanged; so is a seed if the model's
-    request cannot be parsed.
+    request. The seed is returned unchanged if it already is a request, or if the model's request
+    cannot be parsed.
 
     `role`: the model of `[synthesis]`; None if all seeds are requests. `context`: makes the context
     of a run. Raises `UpstreamError` if the model's endpoint fails.

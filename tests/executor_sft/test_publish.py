@@ -120,7 +120,7 @@ def test_a_step_of_a_reinforcement_becomes_a_version(config: Path, reinforced: P
         content = (folder / "adapter_model.safetensors").read_text()
         assert content == f"adapter_model.safetensors of {step}"
         assert (version.kind, version.rank, version.data["figures"]["steps"]) == ("adapter", 16, 2)
-    with pytest.raises(BadVersion, match="has no executor in steps/0003/executor; name another"):
+    with pytest.raises(BadVersion, match="has no executor in steps/0003/executor; pass an earlier"):
         run(["publish", str(reinforced), "--config", str(config), "--step", "3"])
 
 

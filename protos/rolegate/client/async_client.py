@@ -1,4 +1,4 @@
-"""Client for programs that use asyncio. Create it in the event loop in which it is used."""
+"""Client for programs that use asyncio. Create the client inside the running event loop."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -200,8 +200,8 @@ class AsyncClient:
         return joined([page.table for page in pages])
 
     async def with_all_rows(self, table: pb.Table) -> Table:
-        """Return the whole table. `table`: a message with the table, or with its first rows; the
-        other rows are fetched.
+        """Return the whole table. `table`: message with all rows or only the first ones; missing
+        rows are fetched.
         """
         return await self.get_table(table.run_id) if table.next_page_token else Table(table)
 

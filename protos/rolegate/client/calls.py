@@ -67,11 +67,11 @@ _VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result]):
-    """A call to the gateway, unary or streamed, that has not been sent yet."""
+    """A call to the gateway that has not been sent yet. It is unary or streamed."""
 
     request: Any
-    """Request message. Its type determines the gRPC method: an `AnswerRequest` is sent to `Answer`.
-    The gRPC service is the service in the proto file of the message.
+    """Request message. Its type determines the gRPC method: an `AnswerRequest` is sent to `Answer`,
+    in the service of the same proto file.
     """
     result: Callable[[Any], Result] = lambda response: response
     """Converts the response message to the result that the client's method returns."""
@@ -195,7 +195,7 @@ def begin_table(
     rows: Rows = (),
     **options: Unpack[TableOptions],
 ) -> Call[str]:
-    """Start a run that fills a table. The run continues even if the client disconnects. Return the
+    """Start filling a table, in a run that continues even if the client disconnects. Return the
     identifier of the run, for `get_table` and `watch`.
     """
     sent = _table_request(
@@ -290,8 +290,8 @@ def delete_document(name: str) -> Call[None]:
 
 
 def get_build() -> Call[document_pb.GetBuildResponse]:
-    """Return the state of the index of the documents that the caller's tenant has uploaded, with
-    the documents that could not be read.
+    """Return the state of the index of uploaded documents (of the caller's tenant). The result also
+    lists the documents that could not be read.
     """
     return Call(document_pb.GetBuildRequest())
 
@@ -307,8 +307,8 @@ Event = answer_pb.StreamAnswerResponse | table_pb.StreamTableResponse
 
 
 def watch(run_id: str, after: int = 0, timeout_s: float | None = None) -> Call[Event]:
-    """Stream the events of a run that answers a question or fills a table, as `stream` or
-    `stream_table` do. `after`: number of the last event to leave out; 0 for all events.
+    """Stream the events of a run. They are the same as those of `stream` for a question, or of
+    `stream_table` for a table. `after`: number of the last event to leave out; 0 for all events.
     """
 
     def event(response: run_pb.WatchRunResponse) -> Event:
@@ -352,8 +352,8 @@ def usage(**sums: Unpack[UsageOptions]) -> Call[usage_pb.GetUsageResponse]:
 
 
 def reconcile() -> Call[Sequence[usage_pb.Reconciliation]]:
-    """Return two token counts for each engine: the gateway's own count, and the count of the
-    engine.
+    """Compare token counts. For each engine, the result has the gateway's own count and the
+    engine's count.
     """
     return Call(
         usage_pb.ReconcileUsageRequest(),
@@ -406,18 +406,16 @@ def promote_version(version: str) -> Call[version_pb.ExecutorVersion]:
 
 
 def roll_back_version(version: str) -> Call[version_pb.ExecutorVersion]:
-    """Take a version of the executor out of service. Return the version that becomes the active
-    one.
-    """
+    """Take a version of the executor out of service, and return the new active version."""
     return Call(version_pb.RollBackExecutorVersionRequest(version=version), attrgetter("active"))
 
 
 def version_decisions(
     version: str = "", after: int = 0
 ) -> Call[Sequence[version_pb.ExecutorVersionDecision]]:
-    """Return the decisions to register, try, promote or roll back versions of the executor: at most
-    1000, oldest first, beginning after the decision with number `after`. `version`: name of a
-    version; empty for decisions on all versions.
+    """Return the decisions to register, try, promote or roll back versions of the executor, oldest
+    first. `after`: return only decisions with higher numbers; at most 1000 are returned. `version`:
+    name of a version; empty for decisions on all versions.
     """
     return Call(
         version_pb.ListExecutorVersionDecisionsRequest(version=version, after_number=after),
@@ -443,20 +441,20 @@ def rotate_key(key_id: str, grace_s: float = 0.0) -> Call[admin_pb.RotateKeyResp
 
 
 def expire_key(key_id: str, at: datetime | None) -> Call[admin_pb.Key]:
-    """Let a key expire at the time `at`, or never if `at` is None. Return the key."""
+    """Set the time at which an API key expires; None for never. Return the key."""
     return Call(
         request(admin_pb.ExpireKeyRequest, {"expire_time": at}, key_id=key_id), attrgetter("key")
     )
 
 
 def revoke_key(key_id: str) -> Call[admin_pb.RevokeKeyResponse]:
-    """Revoke a key permanently. The result also says whether this was the last valid key."""
+    """Revoke an API key permanently. The result has the key, and says if no valid key is left."""
     return Call(admin_pb.RevokeKeyRequest(key_id=key_id))
 
 
 def update_key(key: admin_pb.Key, limits: Sequence[str]) -> Call[admin_pb.Key]:
-    """Change limits of a key, and return the key. `limits`: names of the fields of `key` that
-    contain the new limits.
+    """Change limits of an API key, and return the key. `key`: message with the key's id and the new
+    limits. `limits`: names of the fields of `key` to change.
     """
     return Call(
         admin_pb.UpdateKeyRequest(key=key, update_mask=FieldMask(paths=limits)), attrgetter("key")
@@ -471,7 +469,7 @@ def audit(size: int = PAGE, page_token: str = "") -> Call[admin_pb.ListAuditEven
 
 
 def tenant(name: str) -> Call[admin_pb.GetTenantResponse]:
-    """Return a tenant, with its usage of this day and this month in UTC."""
+    """Return a tenant, with the tenant's usage of the current day and month (UTC)."""
     return Call(admin_pb.GetTenantRequest(name=name))
 
 

@@ -200,8 +200,8 @@ class Client:
         return joined([page.table for page in pages])
 
     def with_all_rows(self, table: pb.Table) -> Table:
-        """Return the whole table. `table`: a message with the table, or with its first rows; the
-        other rows are fetched.
+        """Return the whole table. `table`: message with all rows or only the first ones; missing
+        rows are fetched.
         """
         return self.get_table(table.run_id) if table.next_page_token else Table(table)
 

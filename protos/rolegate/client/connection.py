@@ -43,8 +43,8 @@ class Access(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Address of a gateway, with credentials. `Client` and `AsyncClient` open their channels with
-    it.
+    """Address of a gateway, and the credentials for it. `Client` and `AsyncClient` can be opened
+    with a `Connection` instead of an address.
     """
 
     address: str
@@ -52,7 +52,7 @@ class Connection:
     credentials: grpc.ChannelCredentials | None
     """TLS credentials; None for a connection without TLS."""
     metadata: tuple[tuple[str, str], ...] = field(repr=False)
-    """Metadata that is sent with every call: the API key; empty without a key."""
+    """gRPC metadata for every call: the API key, or nothing if there is none."""
 
     @classmethod
     @checked
@@ -76,7 +76,7 @@ class Connection:
         ca, certificate, key = (_pem(access.get(part)) for part in ("ca", "certificate", "key"))
         if (certificate is None) != (key is None):
             raise ValueError(
-                "certificate and key, its private key, belong together; give both or neither."
+                "only one of certificate and key (its private key) is given; give both or neither."
             )
         encrypted = ca is not None or certificate is not None
         private = encrypted or address.startswith("unix:") or is_loopback(address)
@@ -127,7 +127,9 @@ def address_problem(address: str) -> str:
 
 
 def _pem(given: object) -> bytes | None:
-    """Return the bytes of a certificate or key, given as bytes or as a path; None for None."""
+    """Return the bytes of a certificate or key. `given`: the bytes, the path of a file, or None,
+    for which the result is None.
+    """
     if isinstance(given, Path | str):
         return Path(given).read_bytes()
     return given if isinstance(given, bytes) else None

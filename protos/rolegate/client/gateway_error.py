@@ -57,7 +57,9 @@ class GatewayError(Exception):
 
     @property
     def connection_broke(self) -> bool:
-        """True if the connection to the gateway failed, so that the gateway sent no error."""
+        """True if the connection to the gateway failed. Then the error does not come from the
+        gateway.
+        """
         return self.code is grpc.StatusCode.UNAVAILABLE and not self.reason
 
     @classmethod
@@ -86,8 +88,8 @@ def translated(address: str, run_id: Callable[[], str] = str) -> Iterator[None]:
     """Convert errors that gRPC raises inside the context, in calls to the gateway at `address`, to
     `GatewayError`. `run_id`: returns the identifier of the call's run, empty if it is not known.
 
-    If only the call was cancelled, gRPC raises `CancelledError`, as if the current task was
-    cancelled. That error is converted too, unless the task is really cancelled.
+    If the call was cancelled, but not the current task, gRPC raises `CancelledError` nevertheless.
+    Then this error is converted, too.
     """
     try:
         yield
@@ -131,7 +133,7 @@ def _message(code: grpc.StatusCode, details: str, address: str, run_id: str) -> 
 
 
 def _unavailable(details: str, address: str, run_id: str) -> str:
-    """Return a message for a connection that could not be opened, or that broke."""
+    """Return a message about a connection that broke or could not be opened."""
     if "resolving" in details:
         return f"the host name of {address} cannot be resolved; check the address."
     if re.search("ssl|tls|certificate", details, re.IGNORECASE):

@@ -29,8 +29,8 @@ def enum_number(enum: Any, option: str, choice: str) -> int:
 def checked(call: Callable[P, Result]) -> Callable[P, Result]:
     """Wrap `call` so that it raises `TypeError` for an unknown keyword argument.
 
-    The known arguments are the parameters of `call`, and the keys of the `TypedDict` in its
-    `**options: Unpack[…]`. The error message suggests a similar name, or else lists all options.
+    The known arguments are the parameters of `call`; for a parameter `**options: Unpack[…]`, the
+    keys of its `TypedDict`. The error message suggests a similar name, or else lists all options.
     """
     known = set(call.__annotations__)
     for parameter, kind in call.__annotations__.items():

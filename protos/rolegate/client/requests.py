@@ -17,7 +17,7 @@ M = TypeVar("M", bound=Message)
 ADDRESS = "127.0.0.1:50551"
 """Default address of the gateway."""
 ANSWER_S = 120.0
-"""Deadline of calls that change a version of the executor, in seconds."""
+"""Deadline, in seconds, of calls that register, try or promote a version of the executor."""
 UPLOAD_S = 600.0
 """Default deadline of an upload, in seconds."""
 SHORT_S = 30.0
@@ -34,7 +34,7 @@ the delegator's sub-queries on to the executors.
 
 
 _WIRE_NAMES = {"start": "start_time", "end": "end_time", "by": "group_by"}
-"""For each option whose field in the request has another name: the name of the field."""
+"""Mapping from the name of an option to the name of its field in the request, if the two differ."""
 
 
 class ChatMessage(TypedDict):
@@ -52,8 +52,8 @@ together. The gateway refuses a longer history.
 
 
 def extended(history: Sequence[ChatMessage], question: str, answer: str) -> tuple[ChatMessage, ...]:
-    """Return a history with a further question and its answer. If it would be longer than the
-    gateway allows, the oldest messages are left out.
+    """Return `history` with a further question and answer. The oldest messages are left out if the
+    gateway would refuse the history as too long.
     """
     messages = [
         *history,
@@ -77,7 +77,7 @@ class IndexOptions(TypedDict, total=False):
 
 
 class SearchOptions(IndexOptions, total=False):
-    """Options that questions and tables have in common."""
+    """Options of both questions and tables."""
 
     request_id: str
     """Idempotency key. Within a day, a repeated request with the same key returns the first result
@@ -93,8 +93,8 @@ class SearchOptions(IndexOptions, total=False):
     reports of other runs.
     """
     resume_run_id: str
-    """Identifier of an interrupted run to resume. The request of that run is used; leave the
-    question empty.
+    """Identifier of an interrupted run to resume. Leave the question empty, because the run has its
+    own request.
     """
 
 
@@ -171,7 +171,9 @@ class ListFilter(Filter, total=False):
     key_id: str
     """Identifier of an API key; only runs of requests with this key."""
     unsupported: bool
-    """True to list only runs whose answer has names or numbers that no cited evidence contains."""
+    """True to list only runs with an unsupported answer: some of its names or numbers are in no
+    cited evidence.
+    """
 
 
 class ExportFilter(Filter, total=False):

@@ -16,8 +16,8 @@ from rolegate.v1 import table_service_pb2 as pb
 Columns = str | Iterable[str | pb.Column]
 Rows = Iterable[Sequence[str] | Mapping[str, str]]
 Others = Mapping[tuple[str, ...], Mapping[str, str]]
-"""Values of further columns, which the gateway does not know. Keys are the values of a row's key
-columns; values are the row's further values, by column name.
+"""Values of columns that the gateway does not know. Keys identify a row by the values of its key
+columns; values map a further column's name to the row's value in it.
 """
 
 
@@ -115,8 +115,7 @@ class Table:
     """A table that the gateway returned."""
 
     message: pb.Table
-    """The protobuf message of the table, which also has the states and citations of cells, and the
-    cost.
+    """The table as a protobuf message. It also has the states and citations of cells, and the cost.
     """
 
     @property
@@ -159,9 +158,8 @@ class Table:
 
         `sources`: True to add a column of sources for each column: the sentences that are cited for
         its values, and conflicting values. `excluded`: True to add the rows that contradict a
-        condition. With one of these options, a table with conditions also has a column
-        `membership`, which states the conditions that the row contradicts, and the conditions that
-        were not checked for the row. `others`: values of further columns, see `Others`.
+        condition. With one of these options, a table with conditions also has a column `membership`
+        (see the function of this name). `others`: values of further columns, see `Others`.
         """
         rows = list(self._lines(sources, excluded, others))
         match ending:
@@ -208,8 +206,9 @@ def _json(table: pb.Table) -> str:
 
 
 def membership(conditions: Iterable[pb.Condition], row: pb.Row) -> str:
-    """Return, as text, the conditions that a row contradicts, with the cited sentences, and the
-    conditions that were not checked for the row. Empty if the row meets all conditions.
+    """Return a text about the conditions of a table: those that the row contradicts, with a cited
+    sentence for each, and those that were not checked for the row. Empty if the row meets all
+    conditions.
     """
     texts = list[str]()
     for condition, check in zip(conditions, row.checks, strict=True):
@@ -222,8 +221,8 @@ def membership(conditions: Iterable[pb.Condition], row: pb.Row) -> str:
 
 
 def rival_line(cell: pb.Cell) -> str:
-    """Return the best supported value that conflicts with the value of a cell, with its source;
-    empty if there is no conflict.
+    """Return the best supported of the values that conflict with a cell's value, followed by its
+    source. Empty if there is no conflict.
     """
     if not cell.rivals or not (cell.contradicted or cell.state == pb.CELL_STATE_CONFLICT):
         return ""
@@ -237,8 +236,8 @@ def _sources(cell: pb.Cell) -> str:
 
 
 _ESCAPE = re.compile(r"_(?=x[0-9A-Fa-f]{4}_)")
-"""A character that must be escaped in a workbook, because the text after it would be read as an
-escape sequence such as `_x000D_` (ECMA-376, ST_Xstring).
+"""Finds each underscore that must be escaped in a workbook, because it begins a text such as
+`_x000D_`, which would be read as an escape sequence (ECMA-376, ST_Xstring).
 """
 _NUMBER = re.compile(r"-?(0|[1-9]\d{0,14})(\.\d+)?", re.ASCII)
 

@@ -17,8 +17,8 @@ _CONTROLS = (
     0xFFFF,  # not characters, and not allowed in XML
 )
 SHOWN = {code: f"\\u{code:04x}" for code in _CONTROLS}
-"""Escape sequence for each control character, in the notation of JSON, so that escaping the control
-characters of a JSON text does not change its meaning.
+"""Escape sequence for each control character. The sequences are those of JSON, so a JSON text keeps
+its meaning when its control characters are escaped.
 """
 _MARKUP = re.compile(
     r"[\\`*_\[\]<&|~$]|(?<=[!-~])@"

@@ -170,7 +170,7 @@ def test_unreadable_tasks_are_refused(folder: Path) -> None:
         (
             'unique_columns\\": [\\"name\\"]',
             'unique_columns\\": []',
-            "unique_columns must name the keys",
+            "unique_columns must name the key columns",
         ),
     ):
         tasks.write_text(originals[1].replace(original, damaged), "utf-8")

@@ -306,7 +306,7 @@ async def test_ten_steps_without_a_difference_stop_the_training(
     (tmp_path / "questions.jsonl").write_text('{"question": "Who?", "answer": "Me"}', "utf-8")
     status, output = await reinforce("--roles", "delegator")
     assert status == 1
-    assert "Nearly all are wrong; give easier" in output
+    assert "Most runs are wrong; give easier" in output
     assert len(lines(tmp_path / "out")) == 10
     status, output = await reinforce("--roles", "delegator", "--steps", 10)
     assert (status, read_manifest(tmp_path / "out").figures["executor"]) == (0, "")
@@ -314,7 +314,7 @@ async def test_ten_steps_without_a_difference_stop_the_training(
 
 def test_easy_questions_stop_it_too() -> None:
     rows = [{"mixed_groups": 0, "reward_answer": 1.0}] * 10
-    with pytest.raises(BadConfig, match="Nearly all are right; give harder questions"):
+    with pytest.raises(BadConfig, match="Most runs are right; give harder questions"):
         _check_ties(rows)
     _check_ties(rows[1:])
 
