@@ -64,7 +64,7 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     parts: tuple[Part, ...] = get_args(Part)
-    """parts to run: faults, kills, tables, vllm (default: all)"""
+    """parts to run, as described above: faults, kills, tables, vllm (default: all)"""
     questions: Annotated[int, Meta(ge=4)] = 2000
     """in the part faults: number of questions to ask"""
     in_flight: Count = 32
@@ -72,7 +72,7 @@ class Options(harness.Options):
     share: Annotated[float, Meta(ge=0, le=1)] = 0.05
     """share of model calls into which the benchmark injects a fault"""
     kills: Count = 30
-    """in all parts except faults: number of times that the gateway is killed"""
+    """in each part except faults: number of times that the gateway is killed"""
     longest: Annotated[float, Meta(gt=0)] = 2.0
     """kill the gateway at a random time, at most this many seconds after its start"""
     store: Literal["sqlite", "postgres"] = "sqlite"

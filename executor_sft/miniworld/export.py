@@ -40,7 +40,9 @@ REGISTERS = "registers.jsonl"
 
 
 class Options(Knobs, frozen=True, kw_only=True):
-    """Options of the command. `Knobs` has the options that set the difficulty of tables."""
+    """Options of `rolegate sft mini-world`. The base class has those that make tables more or less
+    difficult.
+    """
 
     out: Path
     """folder to write the files to"""

@@ -104,7 +104,7 @@ _ASKED = (
 
 class Stated(NamedTuple):
     """Names that one passage lists as members of an entity set, and the sentence to cite for them.
-    A register may list wrong names.
+    If the passage is a register (a page that lists names), some of the names may be wrong.
     """
 
     names: tuple[str, ...]

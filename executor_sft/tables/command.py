@@ -70,7 +70,7 @@ class Options(StepOptions):
     another seed)
     """
     executor: str = BASE
-    """base (the config's executor), or the folder of an adapter for the executor"""
+    """executor that fills the tables: base (the config's executor), or the folder of an adapter"""
     exclude: tuple[Path, ...] = ()
     """files of held-out questions (JSON lines); leave out requests that are the same as, or nearly
     the same as, a held-out question

@@ -104,10 +104,10 @@ class Members:
 
     async def book_leases(self, *, complete: bool) -> None:
         """Give back the leases of this gateway (reserved parts of limits, see `quotas.py`). Call it
-        only when everything that is left of the gateway's log is in the database.
+        after the gateway's log has been written to the database.
 
         `complete`: False if a part of the log is lost. Calls in the lost part may have spent the
-        leases, so the leases are then kept and count as spent. Raises `StoreFailed`.
+        leases, so the leases are not given back, and count as spent. Raises `StoreFailed`.
         """
         own = LEASES.c.log == self._log
         lost = LEASES.update().where(own).values(log=f"{self._log} before {self.epoch}")

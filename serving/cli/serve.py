@@ -15,7 +15,8 @@ class ServeOptions(ConfigOptions):
     """Run the gateway until it is stopped.
 
     After SIGTERM or SIGINT, the gateway stops when the running requests have ended, or after
-    server.grace_s seconds (docs/configuration.md). A second signal ends them immediately.
+    server.grace_s seconds (docs/configuration.md). A second signal ends the running requests
+    immediately.
     """
 
     address: HostPort | None = None

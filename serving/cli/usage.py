@@ -58,8 +58,8 @@ class UsageOptions(PeriodOptions):
 
 
 class ReconcileOptions(JSONConnectionOptions):
-    """Compare the stored token counts with the counters of each vLLM engine, since the engine's
-    start.
+    """Compare the stored token counts with each vLLM engine's own counters, which begin at zero
+    when the engine starts.
 
     The exit status is 1 if the two counts of an engine differ by more tokens than interrupted and
     running calls can explain.

@@ -23,8 +23,8 @@ from serving.documents.ocr import MAX_PAGES, MAX_SIDE, has_ocr, how_to_read, rec
 _PASSWORD = 4
 """PDFium's error code for a missing password."""
 _HYPHEN = re.compile(r"[\ufffe\x02](?:\r?\n)?")
-"""Matches the character that PDFium returns for a hyphen at the end of a line, if the hyphen
-divides a word.
+"""PDFium's character for a hyphen that divides a word at the end of a line, with the line break
+that may follow it.
 """
 _SHORT_LINE = 0.6
 """A line ends a paragraph, or is a heading, if it is shorter than this share of the page's longest
