@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import random
+import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,7 +32,6 @@ from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
 from benchmarks.baselines.single_agent import LAST_ANSWER, SingleAgent
-from benchmarks.baselines.written_tables import SINGLE_WRITER, written_table
 from executor_sft.asking import in_flight
 from executor_sft.minimodel.model import load_tokenizer
 from executor_sft.minimodel.stream import Encoded, encode
@@ -43,10 +43,9 @@ from executor_sft.questions import Question, read_questions
 from executor_sft.runtime import Runtime, open_runtime
 from router.protocol import Passage, prompts
 from router.search.agent import ExecutorLimits
+from router.table.filling import TABLE_REPORTING
 from router.table.scores import table_score
 from router.table.table_delegation import described
-from router.table.table_text import read_rows
-from router.trace import Trajectory
 from router.trace.table import Schema
 from serving.config.config import Config
 from serving.config.file import load_config
@@ -58,6 +57,10 @@ CONTEXT_TOKENS = 8192
 _SHORT_ROW = 4096
 _WAITING = 24
 """Number of waiting conversations, from which rows are packed."""
+DONE = "done"
+"""The agent's answer."""
+_NOTED = re.compile(r"\| @\d+ \|([^#<\n]*)\|")
+"""Matches a noted row of the table."""
 _YEARS = 2
 """Number of searches for members' own pages, per set of rows."""
 _LABELS = 100
@@ -87,7 +90,8 @@ class TableAlone:
     pages. It notes the names that it finds, each after a label (`#3 Dasist`). Then it searches for
     each row by name, and once more if the first passage refers to another page. After each row, it
     notes the row as a line of the table, also after a label (`| @2 | Dasist | 1170 |`), or `-` if
-    the row contradicts a condition. At the end, it writes the noted lines as the table.
+    the row contradicts a condition. The last name of the list is `end`; there, the agent stops. The
+    noted lines are its table, so that it need not copy them.
     """
 
     def __init__(
@@ -104,7 +108,7 @@ class TableAlone:
         columns = ", ".join(map(described, task.schema.columns))
         request = prompts.request(f"{task.question}\n\nColumns, keys with a star: {columns}")
         self._turns = [DialogueTurn("system", SYSTEM), DialogueTurn("user", request)]
-        self._lines: list[str] = []
+        self._rows = 0
 
     @property
     def _over(self) -> bool:
@@ -116,17 +120,18 @@ class TableAlone:
         for group in self._task.sets:
             self._list(group, names)
         entities = {entity.mention: entity for entity in self._world.world.entities}
-        header = f"| row | {' | '.join(self._task.columns)} |"
+        end = f" #{len(names) + 1} end"
         if names and not self._over:
-            self._note += f" {header}"
+            comma = "," if self._note else ""
+            self._note += f"{comma}{end} | row | {' | '.join(self._task.columns)} |"
         for name, number in names.items():
             if self._over:
                 break
             self._note += f" #{number} {name}"
             self._fill(entities[name])
-        table = [header, "|" + " --- |" * (1 + len(self._task.columns)), *self._lines]
-        answer = f"{self._note}<answer>\n" + "\n".join(table) + "\n</answer>"
-        return [*self._turns, DialogueTurn("answer", answer)]
+        if names and not self._over:
+            self._note += end
+        return [*self._turns, DialogueTurn("answer", f"{self._note}<answer>{DONE}</answer>")]
 
     def _search(self, query: str) -> Passage:
         """Add a search and its result to the conversation, and return the passage that it finds."""
@@ -200,9 +205,9 @@ class TableAlone:
         if self._excluded(row, values):
             self._note += " -"
             return
-        cells = [f"@{len(self._lines) + 1}", row.mention, *(v or "-" for v in values.values())]
-        self._lines.append(f"| {' | '.join(cells)} |")
-        self._note += f" {self._lines[-1]}"
+        self._rows += 1
+        cells = [f"@{self._rows}", row.mention, *(value or "-" for value in values.values())]
+        self._note += f" | {' | '.join(cells)} |"
 
     def _states(self, fact: Fact, seen: set[str]) -> bool:
         """Return whether one of the passages with the ids `seen` states the fact's value."""
@@ -331,21 +336,8 @@ class Measured(msgspec.Struct):
     success: bool
     searches: int
     tokens: int
-    written: bool
-    """False if the agent wrote no table."""
-
-
-class _Recorded:
-    """Wrapper of an agent that records the number of searches of its last run."""
-
-    def __init__(self, loop: SingleAgent) -> None:
-        self._loop = loop
-        self.searches = 0
-
-    async def run(self, question: str, context: Any) -> Trajectory:
-        trajectory = await self._loop.run(question, context)
-        self.searches = len(trajectory.executions[0].searches)
-        return trajectory
+    finished: bool
+    """True if the agent stopped by itself, False if its searches or its context were used up."""
 
 
 async def fill(runtime: Runtime, question: Question, searches: int) -> Measured:
@@ -353,13 +345,15 @@ async def fill(runtime: Runtime, question: Question, searches: int) -> Measured:
     assert question.table
     role = runtime.role("delegation", runtime.config.roles.delegation)
     limits = ExecutorLimits(max_turns=searches + 4, max_searches=searches, top_k=1)
-    loop = _Recorded(SingleAgent(role, runtime.retriever, limits, True, SINGLE_WRITER))
-    context = runtime.context(1800)
+    agent = SingleAgent(role, runtime.retriever, limits)
+    context = replace(runtime.context(1800), reporting=TABLE_REPORTING)
     columns = question.table.columns
-    text = await written_table(loop, question.table.question, columns, context)
-    table = read_rows(text, columns).rows if text else ()
-    written = [tuple("" if cell == "-" else cell for cell in row) for row in table]
-    score = table_score(Schema(columns), written, question.rows)
+    names = ", ".join(map(described, columns))
+    request = f"{question.table.question}\n\nColumns, keys with a star: {names}"
+    trajectory = await agent.run(request, context)
+    outputs = trajectory.answering.outputs if trajectory.answering else ()
+    rows = noted_rows([output.text for output in outputs], len(columns))
+    score = table_score(Schema(columns), rows, question.rows)
     usages = (call.usage for call in context.ledger.calls)
     return Measured(
         question.id,
@@ -368,10 +362,21 @@ async def fill(runtime: Runtime, question: Question, searches: int) -> Measured:
         score.item_f1,
         score.row_f1,
         score.success,
-        loop.searches,
+        len(trajectory.executions[0].searches),
         sum(usage.total_tokens for usage in usages if usage),
-        text is not None,
+        trajectory.answer == DONE,
     )
+
+
+def noted_rows(outputs: Sequence[str], columns: int) -> list[tuple[str, ...]]:
+    """Return the rows that an agent has noted in its outputs, the first row of each name only."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for output in outputs:
+        for line in _NOTED.findall(output):
+            cells = tuple(cell.strip() for cell in line.split("|"))
+            if len(cells) == columns:
+                rows.setdefault(cells[0], tuple("" if cell == "-" else cell for cell in cells))
+    return list(rows.values())
 
 
 def alone(config: Config, model: Path, folder: Path) -> Config:
@@ -382,7 +387,7 @@ def alone(config: Config, model: Path, folder: Path) -> Config:
     prompt.write_text(SYSTEM)
     engine = replace(config.engines["backbone"], path=str(model.resolve()))
     roles = config.roles
-    delegation = replace(roles.delegation, prompt=str(prompt), max_tokens=1600)
+    delegation = replace(roles.delegation, prompt=str(prompt), max_tokens=256)
     execution = replace(roles.execution, engine="backbone", model=roles.delegation.model)
     return replace(
         config,
@@ -429,7 +434,7 @@ def _print(most: int, tables: Sequence[Measured]) -> None:
                 "success": round(100 * fmean(table.success for table in part), 1),
                 "searches": round(fmean(table.searches for table in part), 1),
                 "tokens": round(fmean(table.tokens for table in part)),
-                "no_table": sum(not table.written for table in part),
+                "finished": sum(table.finished for table in part),
             }
             print(f"{most} searches, {name} rows: {json.dumps(figures)}", flush=True)
 
