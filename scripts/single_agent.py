@@ -61,6 +61,10 @@ DONE = "done"
 """The agent's answer."""
 _NOTED = re.compile(r"\| @\d+ \|([^#<\n]*)\|")
 """Matches a noted row of the table."""
+_DECISIVE = 2.0
+"""Added loss weight of the tokens that decide most: the first token of a turn, which says whether a
+row is noted, and the first token after a name's label.
+"""
 _YEARS = 2
 """Number of searches for members' own pages, per set of rows."""
 _LABELS = 100
@@ -290,6 +294,7 @@ def train(folder: Path, steps: int, threads: int) -> None:
     tokenizer = load_tokenizer(TEACHER)
     model = Qwen3ForCausalLM.from_pretrained(TEACHER, dtype=torch.float32)
     model.config.max_position_embeddings = CONTEXT_TOKENS
+    known = len(tokenizer)
     tokenizer.add_tokens([f"{mark}{n}" for mark in "#@" for n in range(1, _LABELS + 1)])
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     schedule = Schedule(steps, 1.5e-3, (0.2, 0.05), warm_up=50)
@@ -305,8 +310,11 @@ def train(folder: Path, steps: int, threads: int) -> None:
         first, last = schedule.context_weight
         other = first + (last - first) * step / steps
         tokens = torch.tensor([ids])
-        own = torch.tensor(written[1:])
-        weights = torch.where(own, 1.0, other) * (tokens[0, 1:] != 0)
+        own = torch.tensor(written)
+        labels = (tokens[0, :-1] >= known) & (tokens[0, :-1] < known + _LABELS)
+        begins = own[1:] & ~own[:-1]
+        weights = torch.where(own[1:], 1.0, other) + _DECISIVE * (labels.float() + begins.float())
+        weights *= tokens[0, 1:] != 0
         with torch.autocast("cpu", torch.bfloat16):
             loss = compiled(model, tokens, weights)
         loss.backward()
