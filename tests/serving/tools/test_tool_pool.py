@@ -155,9 +155,7 @@ async def test_an_answer_that_is_too_long_takes_bounded_memory() -> None:
     async with tools_of(faulty()) as (tools, _):
         tracemalloc.start()
         try:
-            assert "the answer is compressed (turn that off), or longer than" in await done(
-                tools, "long"
-            )
+            assert "or longer than `max_chars`" in await done(tools, "long")
             assert tracemalloc.get_traced_memory()[1] < 5_000_000
         finally:
             tracemalloc.stop()
