@@ -98,8 +98,7 @@ class Child(Frozen):
         self.process.stdin.write(line + b"\n")
         if not (reply := await self.process.stdout.readline()):
             raise RolegateError(
-                f"{' '.join(self.words)}: the process ended before the benchmark; its output above "
-                "says why."
+                f"{' '.join(self.words)}: ended too early; its output above says why."
             )
         return reply
 

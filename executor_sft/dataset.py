@@ -163,8 +163,7 @@ class ServedTokens:
             ) from None
         if self._tokenizer.chat_template is None:
             raise BadConfig(
-                f"{model}: its tokenizer has no chat template; add the model's chat_template.jinja "
-                "to the folder."
+                f"{model}: has no chat template; add the model's chat_template.jinja to the folder."
             )
         self._model = model
         self._system_role = system_role

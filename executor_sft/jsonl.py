@@ -39,8 +39,7 @@ class JsonlFile(Generic[_Line]):
         except BlockingIOError:
             self._file.close()
             raise BadConfig(
-                f"{path}: another command is using this file; wait until that command has ended, "
-                "or stop it."
+                f"{path}: another command uses this file; wait until it has ended, or stop it."
             ) from None
         with path.open("rb") as file:
             self._end = sum(len(line) for line in file if line.endswith(b"\n"))
@@ -117,8 +116,9 @@ def numbered_jsonl(
     number 1. Empty lines are skipped.
 
     `path`: the file, or a folder that contains the file `name`. `kind`: type of a line's value.
-    `advice`: what the user should do about an error, as the end of its message. `growing`: True if
-    another process may still be writing the file; an incomplete last line is then skipped.
+    `advice`: what the user should do about an invalid line, as the end of the error message.
+    `growing`: True if another process may still be writing the file; an incomplete last line is
+    then skipped.
 
     Raises `BadConfig`, with file and line number, for an invalid line, and if the file cannot be
     read.
@@ -136,7 +136,9 @@ def numbered_jsonl(
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadConfig(f"{file}:{number}: {error}; {advice}.") from None
     except OSError as error:
-        raise BadConfig(f"{file}: cannot be read ({error.strerror}); {advice}.") from None
+        raise BadConfig(
+            f"{file}: cannot be read ({error.strerror}); correct the path, or make it readable."
+        ) from None
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:

@@ -82,8 +82,7 @@ def publish(
         if name.startswith(f"{source}/"):
             if digest_of(trained / name) != digest:
                 raise BadVersion(
-                    f"{trained / name}: has changed since the training; train again into another "
-                    "folder."
+                    f"{trained / name}: changed after training; train again into another folder."
                 )
             files[name.removeprefix(f"{source}/")] = digest
     if not files:

@@ -329,7 +329,7 @@ def _lines(path: Path, kind: type[_Line] = _Line) -> Iterator[tuple[int, _Line, 
     """Yield the line number, the decoded line and the question's text for each line of a file.
     Raises `BadConfig` for an invalid line, and for a line without a question.
     """
-    for number, line in numbered_jsonl(path, kind, "name a file with one JSON object per line"):
+    for number, line in numbered_jsonl(path, kind, "each line must be one JSON object"):
         text = (line.text or line.question or line.query).strip()
         if isinstance(line, _SeedLine) and not line.columns:
             text = f"{line.title}\n{text}".strip()

@@ -636,8 +636,7 @@ def roll_out_step(
     """
     if (manifest := step.finished) is not None:
         complain(
-            f"{step.folder}: was finished at {manifest.finished_at}; to repeat it, name a new "
-            "folder"
+            f"{step.folder}: was finished at {manifest.finished_at}; name a new folder to repeat it"
         )
         show(manifest.figures, as_json=options.json)
         return 0

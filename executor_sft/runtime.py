@@ -196,8 +196,8 @@ class Runtime:
         for manager, section in self.config.managers.items():
             if section.tools:
                 raise BadConfig(
-                    f"managers.{manager}.tools: tools work only in a gateway, not here; remove "
-                    "this key from the config of this command."
+                    f"managers.{manager}.tools: tools work only in a gateway, not in this command; "
+                    "remove this key from the config of the command."
                 )
         return {
             manager: self.role("delegation", config)
@@ -298,8 +298,7 @@ async def open_runtime(
     count = max(len(adapter_files(named)) for named in (adapters, delegators))
     if count > MAX_LOADED:
         raise BadConfig(
-            f"{count} adapters are given for one role, and an engine loads at most {MAX_LOADED}; "
-            "give fewer adapters."
+            f"{count} adapters for one role, but an engine loads at most {MAX_LOADED}; give fewer."
         )
 
     async with AsyncExitStack() as stack:

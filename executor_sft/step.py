@@ -21,7 +21,7 @@ from serving.files import sha256_of, write_atomically
 
 _BEGUN = "begun.json"
 MANIFEST = "manifest.json"
-_ADVICE = "another release may have written it; name another folder"
+_ADVICE = "name another folder, because another release may have written this file"
 _MAX_CHANGES = 5
 """Max changed settings or inputs that an error message names."""
 _MAX_VALUE = 80
@@ -100,8 +100,8 @@ class Step(Frozen):
             now = msgspec.json.decode(msgspec.json.encode(origin))
             if changes := list(islice(_changes(before, now), _MAX_CHANGES)):
                 raise BadConfig(
-                    f"{folder}: the work in it was begun with {', '.join(changes)}; use the "
-                    "old values, or name another folder."
+                    f"{folder}: the work in it was begun with {', '.join(changes)}; use the old "
+                    "values, or name another folder (--out)."
                 )
         return cls(folder, origin, inputs, time.monotonic())
 

@@ -107,8 +107,7 @@ class Recipe(Frozen, forbid_unknown_fields=True, kw_only=True):
         if rest or not passes:
             raise BadConfig(
                 f"recipe: batch = {self.batch} is not a multiple of device_batch = "
-                f"{self.device_batch} times the number of devices ({devices}); change batch or "
-                "device_batch."
+                f"{self.device_batch} times {devices} devices; change batch or device_batch."
             )
         return passes
 
@@ -192,8 +191,7 @@ def base_files(model: Path, dataset: Path) -> dict[str, Path]:
     weights = next((model / name for name in WEIGHTS if (model / name).is_file()), None)
     if weights is None or not (model / "config.json").is_file():
         raise BadConfig(
-            f"{model}: is not a folder of a model; name a folder with config.json and "
-            f"{' or '.join(WEIGHTS)}."
+            f"{model}: is not a model; name a folder with config.json and {' or '.join(WEIGHTS)}."
         )
     made_for = read_manifest(dataset).origin.inputs
     for name, path in tokenizer_files(model).items():

@@ -378,8 +378,7 @@ def check_scope(identity: Identity, scope: KeyScope) -> None:
         )
     if scope == "operate" and identity.tenant is not None:
         raise AccessDenied(
-            "Only the operator may do this, but your key belongs to a tenant; use a key without a "
-            "tenant."
+            "Only the operator may do this, but your key is a tenant's; use an operator's key."
         )
 
 

@@ -155,12 +155,12 @@ class Administration:
             )
         if tenant is not None and "operate" in chosen:
             raise BadRequest(
-                "scope operate: only a key without a tenant can have this scope; leave out the "
-                "tenant, or this scope."
+                "scope operate: only keys without a tenant can have it; leave out tenant or scope."
             )
         if len(label) > _LONGEST_LABEL or not label.isprintable():
             raise BadRequest(
-                f"label: must be at most {_LONGEST_LABEL} printable characters, got {label!r:.40}."
+                f"label {label!r:.40}: has {len(label)} characters; use {_LONGEST_LABEL} at most, "
+                "all printable."
             )
         text, key = new_key(tenant, SCOPES.intersection(chosen), label)
         first = await self._act(
@@ -205,8 +205,9 @@ class Administration:
         """
         if at is not None and not time.time() < at <= _LAST_TIME:
             raise BadRequest(
-                "expire_time: must be in the future, and before the year 10000, but the "
-                f"request has the Unix time {at:.0f}."
+                f"expire_time: {at:.0f} is "
+                f"{'after the year 9999' if at > _LAST_TIME else 'not in the future'}; give "
+                "another Unix time."
             )
         key = await self._known(key_id)
         return await self._change("expire_key", key, {"revoked_at": at}, ends_at=at)
@@ -327,7 +328,7 @@ class Administration:
             changed = await self._accounts.change_key(key.key_id, changes, successor)
             if changed is None:
                 raise BadRequest(
-                    f"key {key.key_id}: was revoked or has expired; create another key."
+                    f"key {key.key_id}: revoked or expired; create another (rolegate keys create)."
                 )
             return changed
 

@@ -509,9 +509,15 @@ def _held_out(path: str) -> list[HeldOutQuestion]:
     """
     try:
         return msgspec.json.Decoder(HeldOutQuestion).decode_lines(Path(path).read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        advice = "write one JSON object per line, with the keys `question` and `golden_answers`"
-        raise BadConfig(f"versions.held_out: {path} cannot be read ({error}); {advice}.") from None
+    except OSError as error:
+        raise BadConfig(
+            f"versions.held_out: {path} cannot be read ({error.strerror}); make it readable."
+        ) from None
+    except msgspec.DecodeError as error:
+        raise BadConfig(
+            f"versions.held_out: {path}: {error}; write on each line one JSON object with "
+            "`question` and `golden_answers`, neither of them empty (`$[0]` is the first line)."
+        ) from None
 
 
 def _new_executor(

@@ -279,7 +279,9 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
             if first:
                 yield from (_array if first == b"[" else _lines)(path, file)
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise BadCorpus(f"{path}: cannot be read ({error}); name a file with questions.") from error
+        raise BadCorpus(
+            f"{path}: cannot be read ({error}); correct the path or the file."
+        ) from error
 
 
 def _table_rows(path: Path) -> Iterator[tuple[str, Any]]:

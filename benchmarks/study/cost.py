@@ -112,7 +112,7 @@ async def measure(options: Options) -> CostReport:
     """
     prices: dict[str, Price] = {}
     if options.prices:
-        advice = "write a table for each model, with prompt and completion"
+        advice = "name a TOML file with a table for each model, with prompt and completion"
         prices = read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode)
     instead = dict(map(_instead, options.instead))
     known = {**prices, **{other.model: _price(other.model, prices) for other in instead.values()}}

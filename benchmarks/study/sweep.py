@@ -208,7 +208,7 @@ class Sweep(Frozen):
         if others := {row.index for row in self.rows} - {index}:
             raise BadConfig(
                 f"{self.rows.path}: the results come from the index {others.pop()!r}, but the "
-                f"index is now {index!r}; use the old index, or name a new folder."
+                f"index is now {index!r}; use the old index, or name a new folder (--out)."
             )
 
     async def _run_cell(

@@ -144,10 +144,12 @@ async def measure(options: Options) -> Figures:
     for bad options or files, and `GatewayError` if the gateway cannot be reached.
     """
     written = options.topology != "wide"
-    if options.judge == options.no_judge or (options.judge or written) != bool(options.models):
+    if options.judge == options.no_judge:
+        raise BadRequest("give either --judge or --no-judge.")
+    if (options.judge or written) != bool(options.models):
         raise BadRequest(
-            "give either --judge or --no-judge; --config is needed with --judge and the topologies "
-            "wide_written and wide_single, and must be left out otherwise."
+            f"--config: {'leave it out' if options.models else 'give one'}; it names the models "
+            "for --judge and for the topologies wide_written and wide_single, and only for these."
         )
     if written and options.address:
         raise BadRequest(

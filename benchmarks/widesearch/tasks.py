@@ -104,10 +104,12 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
     except msgspec.DecodeError as error:
         raise BadCorpus(f"{where}: evaluation: {error}; {_TASK}.") from None
     rules = {name: Rule() for name in evaluation.unique_columns} | evaluation.eval_pipeline
-    if not evaluation.unique_columns or set(rules) != set(evaluation.required):
+    if not evaluation.unique_columns:
+        raise BadCorpus(f"{where}: evaluation.unique_columns is empty; name the key columns in it.")
+    if unequal := rules.keys() ^ evaluation.required:
         raise BadCorpus(
-            f"{where}: evaluation: unique_columns must name the key columns, and required "
-            f"must name all columns that have a rule ({', '.join(rules)}); correct the task."
+            f"{where}: evaluation: name {', '.join(sorted(unequal))} in required, and also in "
+            "unique_columns or eval_pipeline; or remove the name from all three."
         )
     path = folder / "gold" / f"{task.instance_id}.csv"
     try:
@@ -117,11 +119,12 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
         }
     except (OSError, UnicodeError, Unreadable) as error:
         raise BadCorpus(
-            f"{path}: cannot be read ({error}); this file must contain the gold table of {where}."
+            f"{path}: cannot be read as CSV ({error}); write the gold table of {where} to it."
         ) from None
     if missing := [name for name in evaluation.required if not gold.get(name)]:
         raise BadCorpus(
-            f"{path}: has no values in {', '.join(missing)}, which {where} requires; add them."
+            f"{path}: the columns {', '.join(missing)} are missing or empty; add them with their "
+            f"values, because {where} requires them."
         )
     rules = {name: rules[name] for name in evaluation.required}
     gold = {name: gold[name] for name in evaluation.required}

@@ -126,8 +126,8 @@ def _reward(group: Group, run: Run, recipe: ReinforceRecipe) -> RewardParts:
     assert isinstance(result, Trajectory | TableRun)
     if not (question.rows if question.table else question.golds):
         raise BadConfig(
-            f"{question.id}: has no right answer or right rows, so that its runs have no reward; "
-            "leave this question out."
+            f"question {question.id}: has no right {'rows' if question.table else 'answer'}, so "
+            "its runs have no reward; add a right one, or leave the question out."
         )
     return run_reward(recipe.reward, result, work_of(run), question.golds, question.rows)
 

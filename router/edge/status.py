@@ -119,8 +119,7 @@ _FOR_TENANTS: dict[type[RolegateError], str] = {
     errors.BadIndex: "The gateway's index cannot be used; tell its operator.",
     errors.BadVersion: "The gateway is not configured for this request; tell its operator.",
     errors.PriceUnknown: (
-        "Your quota is in dollars, but the price of a model is unknown; tell the gateway's "
-        "operator."
+        "Your quota is in dollars, but a model's price is unknown; tell the gateway's operator."
     ),
     UpstreamUnavailable: "{who} is not available at present; try again later.",
     errors.UpstreamRefused: "{who} refused the gateway's request; tell the gateway's operator.",

@@ -283,7 +283,7 @@ class _Connection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self.connection_lost, error)
         elif self._reader:
             ends_here = self._status and not self._chunked and "content-length" not in self._headers
-            message = f"the connection was closed before the reply ended ({error or 'EOF'}); retry"
+            message = f"the connection was closed before the reply ended ({error or 'EOF'})"
             self._end(None if ends_here and error is None else TransportError(message))
 
     def data_received(self, data: bytes) -> None:

@@ -302,7 +302,7 @@ class Upstream:
         """Return the error for an endpoint that is temporarily unreachable or failing. `unspent`:
         whether it is certain that the endpoint spent no tokens.
         """
-        advice = "; check that it runs and can be reached from here" if unspent else ""
+        advice = "; check that it runs and can be reached from here" if unspent else "; try again"
         return UpstreamUnavailable(
             self._named(text) + advice, endpoint=self._endpoint, unspent=unspent
         )

@@ -403,7 +403,7 @@ def completed(streamed: StreamedReply, upstream: Upstream) -> Completion:
     before the output was complete, and `ContentRefused` if the model or a filter declined.
     """
     if not streamed.complete:
-        raise upstream.unavailable("the stream ended before the output was complete; try again")
+        raise upstream.unavailable("the stream ended before the output was complete")
     output = streamed.end()
     if (words := streamed.refused) is not None:
         raise upstream.declined(words)

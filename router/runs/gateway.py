@@ -99,8 +99,7 @@ class AnswerRequest(Frozen):
         ):
             if number > limit:
                 raise BadRequest(
-                    f"history has {number} {unit}; at most {limit} are allowed. Leave out the "
-                    "oldest messages."
+                    f"history has {number} {unit}; the limit is {limit}. Omit the oldest messages."
                 )
         for number, message in enumerate(self.history):
             if message.role == "system":

@@ -253,10 +253,10 @@ class RunLifecycle:
         if start is None or start.kind != kind or not options.identity.sees(start.tenant):
             run = await self.archive.load(options.resume, options.identity.tenant)
             raise BadRequest(
-                f"run_id {run.id!r}: cannot be resumed; its kind is {run.kind}, its status "
-                f"{run.status}. Only an interrupted answer or table that began at this gateway in "
-                f"the last hour can be resumed, once. `rolegate runs show {run.id}` shows the "
-                "stored run."
+                f"run_id {run.id!r}: this {run.status} run of kind {run.kind} cannot be resumed. "
+                "Only an interrupted answer or table can be resumed, once, at the gateway where it "
+                f"began within the last hour. `rolegate runs show {run.id}` shows the run; to get "
+                "an answer, ask again."
             )
         recorded = replace(
             options,

@@ -93,7 +93,9 @@ def _cannot_open(url: str, error: Exception, named: str = "server.store") -> Bad
     if address.password:
         reason = reason.replace(str(address.password), "***")
     if not isinstance(error, BadConfig):
-        reason += "; check that it exists, that it can be written, and that its disk is not full"
+        reason += (
+            "; check that its server runs, or that its file can be written and its disk has space"
+        )
     return BadConfig(
         f"{named}: cannot open {address.render_as_string(hide_password=True)}: {reason}"
     )

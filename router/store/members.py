@@ -213,8 +213,7 @@ def see_member(connection: Connection, epoch: int) -> None:
     """
     if not connection.exec_driver_sql(_MEMBER, {"epoch": epoch}).rowcount:
         raise StoreFailed(
-            "The gateway has lost its database session, and other gateways have closed its runs; "
-            "try again."
+            "The gateway lost its database session, and other gateways closed its runs; try again."
         )
 
 

@@ -170,9 +170,9 @@ class Quotas:
                     continue
                 if getattr(amount, of) is None:
                     raise PriceUnknown(
-                        f"tenant {account} has a limit in dollars per {unit}, and the price "
-                        "of the next call's model is unknown; set the price in [prices] of the "
-                        "config, or limit tokens instead."
+                        f"{_named(account)} has a limit in dollars per {unit}, and the price of "
+                        "the next call's model is unknown; set it in [prices] of the config, or "
+                        "limit tokens instead."
                     )
 
                 unspent = limit - getattr(tally, of)

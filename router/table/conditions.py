@@ -79,8 +79,8 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
     max_values = _MAX_VALUES if condition.operator == "one_of" else 1
     if not 1 <= len(values) <= max_values or any(map(is_blank, values)):
         raise BadRequest(
-            f"{condition.operator} must have 1 to {max_values} values, got {len(values)}; a value "
-            'must not be empty or a word for "unknown".'
+            f"{column.name[:80]!r}: {condition.operator} needs a value and takes at most "
+            f'{max_values}, none of them empty or a word for "unknown", but has {[*values]}.'
         )
 
     name = normal_name(column.name)

@@ -178,8 +178,7 @@ class TableRequest(Frozen):
             )
         if self.closed and not self.rows:
             raise BadRequest(
-                "closed: a closed table needs at least one row in `rows`; send rows, or unset "
-                "closed."
+                "closed: a closed table needs a row in `rows`; send rows, or unset closed."
             )
 
         schema = checked_schema(self.columns)

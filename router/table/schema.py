@@ -80,14 +80,11 @@ def _defect(column: Column, keys: Sequence[Column]) -> str:
     """Describe the first defect of a column. Return an empty string if it has none."""
     if (column.type == "choice") != bool(column.choices):
         return (
-            "a column has choices if and only if its type is choice; list choices and set the "
-            "type, or do neither."
+            f"its type is {column.type}, with {len(column.choices)} choices; list choices only for "
+            "the type choice, and at least one there."
         )
     if any(map(is_blank, column.choices)):
-        return (
-            "a choice is empty, or means that there is no value; leave it out, because every cell "
-            "may be empty anyway."
-        )
+        return 'a choice is empty or means "no value"; leave it out, as every cell may be empty.'
     if column.key or not column.ask:
         return ""
     return _ask_defect(column.ask, keys)
@@ -104,8 +101,7 @@ def _ask_defect(ask: str, keys: Sequence[Column]) -> str:
         return f"ask contains {{{strange[0]}}}, which is not a key column; use {placeholders}."
     if len(named) > _MAX_PLACES:
         return (
-            f"ask contains {len(named)} placeholders, at most {_MAX_PLACES} are allowed; use each "
-            "key column once."
+            f"ask has {len(named)} placeholders (limit: {_MAX_PLACES}); use each key column once."
         )
     if not named:
         return f"ask is the same for every row; name the row in it with {placeholders}."
@@ -175,8 +171,8 @@ def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[s
         for column, value in zip(schema.columns, values, strict=True):
             if column.key and not value:
                 raise BadRequest(
-                    f"rows[{number}] has no value for the key column {column.name!r}; give one, or "
-                    "leave out the row."
+                    f"rows[{number}]: the key column {column.name!r} is empty; fill it, or leave "
+                    "out the row."
                 )
         first, _ = checked.setdefault(row_key(schema, values), (number, values))
         if first != number:

@@ -273,7 +273,8 @@ def _condition(attributes: str, body: str) -> Condition:
     operator: Any = named.get("is", "equals").strip().lower().replace(" ", "_")
     if operator not in get_args(Operator):
         raise BadRequest(
-            f"{operator[:_MAX_CHARS]!r} is no operator; use {', '.join(get_args(Operator))}."
+            f"the condition on {named.get('column', named.get('ask'))!r} has the unknown operator "
+            f"{operator[:_MAX_CHARS]!r}; use {', '.join(get_args(Operator))}."
         )
     column = Column(named.get("column", ""), ask=named.get("ask", ""))
     written = filter(None, map(one_line, body.split("|")))

@@ -94,8 +94,9 @@ class HeldOutTest:
         ]
         if len(known) < _MIN_KNOWN * self.size:
             raise BadVersion(
-                f"{candidate}: {self.size - len(known)} of {self.size} held-out questions "
-                "have no result; find the cause with `rolegate runs list`, and restart the trial."
+                f"{candidate}: {self.size - len(known)} of {self.size} held-out questions failed; "
+                "find the cause with `rolegate runs list --kind shadow`, and then restart the "
+                f"trial with `rolegate versions shadow {candidate}`."
             )
         return known
 

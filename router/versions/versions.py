@@ -75,8 +75,7 @@ class VersionDraft:
         """Return a version by its name. Raises `BadRequest` if it is not registered."""
         if name not in self._now:
             raise BadRequest(
-                f"version {name!r}: is not registered; register it, or use a registered version "
-                "(rolegate versions list)."
+                f"version {name!r}: is not registered; register it (rolegate versions register)."
             )
         return self._now[name]
 
@@ -121,16 +120,16 @@ class VersionDraft:
         """
         if version.state not in ("shadow", "canary", "active"):
             raise BadRequest(
-                f"version {version.version!r}: has the state {version.state}; only a shadow, a "
-                "canary or the active version can be rolled back."
+                f"version {version.version!r}: is {version.state}, so it cannot be rolled back; "
+                "choose a shadow, a canary or the active version (rolegate versions list)."
             )
         self.move(version, "rolled_back", "roll_back")
         if version.state == "active":
             retired = [other for other in self._now.values() if other.state == "retired"]
             if not retired:
                 raise BadRequest(
-                    f"version {version.version!r}: cannot be rolled back, because no retired "
-                    "version is left to replace it; promote another version instead."
+                    f"version {version.version!r}: has no retired version that could replace it; "
+                    "instead of rolling it back, promote another (rolegate versions promote)."
                 )
             before = max(retired, key=lambda version: version.state_at)
             self.move(before, "active", "promote", f"{version.version} was rolled back.")
@@ -245,8 +244,7 @@ class Versions:
             )
         if any(version.version == name for version in await self.book.versions()):
             raise BadRequest(
-                f"version {name!r}: is registered already; publish the new version under a new "
-                "name."
+                f"version {name!r}: is registered already; publish the version under a new name."
             )
         return await self._add(name, await self.load(name), "operator")
 
@@ -277,7 +275,7 @@ class Versions:
             version = draft.find(name)
             if version.state == "active":
                 raise BadRequest(
-                    f"version {name!r}: is active; promote another version, or roll this one back."
+                    f"version {name!r}: is active; promote another one (rolegate versions promote)."
                 )
             if (version.state, version.share) == (state, share):
                 return

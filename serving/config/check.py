@@ -130,8 +130,7 @@ def _server_and_tables(config: Config) -> Iterator[str]:
     server = config.server
     if server.http == server.address and not server.address.endswith(":0"):
         yield (
-            "server.http: is the same address as server.address, which serves gRPC; choose another "
-            "port."
+            "server.http: is the same as server.address, which serves gRPC; choose another port."
         )
     for model, price in config.prices.items():
         for field in price.impossible:
@@ -151,10 +150,7 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
     hosted = role.engine is None and role.base_url is None
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
     if role.engine not in (None, *config.engines):
-        yield (
-            f"{key}.engine: there is no table engines.{role.engine}; add it, or set base_url "
-            "instead."
-        )
+        yield (f"{key}.engine: there is no table engines.{role.engine}; add it, or set base_url.")
     if role.engine and role.base_url:
         yield f"{key}: both engine and base_url are given; keep one."
     if role.thinking is not None and hosted:
@@ -182,10 +178,7 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
     if len(set(urls)) < len(urls):
         yield f"{key}.replicas: contains a URL twice, or the URL of base_url; remove one."
     if role.fallbacks and not key.startswith("roles."):
-        yield (
-            f"{key}.fallbacks: only roles.delegation, roles.execution and roles.answer can have "
-            "fallbacks; remove this key."
-        )
+        yield (f"{key}.fallbacks: only delegation, execution and answer have any; remove this key.")
     if key.removeprefix("roles.") in role.fallbacks:
         yield f"{key}.fallbacks: contains the role itself; remove it from the list."
 
@@ -197,15 +190,9 @@ def _tools(config: Config) -> Iterator[str]:
                 f"tools.{name}: set exactly one of command (a program with its arguments) and url."
             )
         if server.env and not server.command:
-            yield (
-                f"tools.{name}.env: applies only to a server with command; for a server with url, "
-                "set headers instead."
-            )
+            yield (f"tools.{name}.env: needs command; for a server with url, set headers instead.")
         if server.headers and server.url is None:
-            yield (
-                f"tools.{name}.headers: applies only to a server with url; for a server with "
-                "command, set env instead."
-            )
+            yield (f"tools.{name}.headers: needs url; for a server with command, set env instead.")
     for name, manager in config.managers.items():
         for tool in manager.tools:
             if tool not in config.tools:
@@ -247,36 +234,28 @@ def _embedder(config: Config) -> Iterator[str]:
             )
         if missing and served:
             yield (
-                f"retrieval.embedder.{field}: missing; an embedder with engine or base_url needs "
-                "it."
+                f"retrieval.embedder.{field}: missing; embedders with engine or base_url need it."
             )
     if embedder.onnx and served:
         yield (
-            "retrieval.embedder.onnx: cannot be combined with engine or base_url; keep only one of "
-            "them."
+            "retrieval.embedder.onnx: cannot be combined with engine or base_url; keep one of them."
         )
     if embedder.engine and embedder.base_url:
         yield (
-            "retrieval.embedder: set either engine (the name of a table in engines) or base_url, "
-            "not both."
+            "retrieval.embedder: set engine (the name of a table in engines) or base_url, not both."
         )
     if embedder.engine not in (None, *config.engines):
-        yield (
-            f"retrieval.embedder.engine: there is no table engines.{embedder.engine}; add it, or "
-            "set base_url instead."
-        )
+        yield (f"retrieval.embedder.engine: there is no table engines.{embedder.engine}; add it.")
 
 
 def _retrieval(config: Config) -> Iterator[str]:
     if DEFAULT_INDEX in config.indexes:
         yield (
-            f"indexes.{DEFAULT_INDEX}: is the name of the index in [retrieval]; choose another "
-            "name."
+            f"indexes.{DEFAULT_INDEX}: is the name of the index in [retrieval]; use another name."
         )
     if UPLOADS in config.indexes:
         yield (
-            f"indexes.{UPLOADS}: is the name of the index of a tenant's own uploads; choose "
-            "another name."
+            f"indexes.{UPLOADS}: is the name of the index of a tenant's uploads; use another name."
         )
     folders = [index.index for index in config.all_indexes.values() if index.index]
     partitions = [index.milvus for index in config.all_indexes.values()]

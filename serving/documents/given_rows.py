@@ -63,14 +63,17 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
             rows.append({name: row.pop(name, "") for name in names.values()})
             lines.append(line)
             others[tuple(rows[-1][column.name] for column in columns if column.key)] = row
-    except (OSError, ValueError, KeyError, InvalidFileException) as error:
-        raise BadConfig(f"--rows {file}: {getattr(error, 'strerror', None) or error}") from error
+    except ValueError as error:
+        raise BadConfig(f"--rows {file}: {error}") from error
+    except OSError as error:
+        raise BadConfig(
+            f"--rows {file}: cannot be read ({error.strerror}); check the path and permissions."
+        ) from error
     except BadDocument:
         raise BadConfig(f"--rows {file}: is not text; name a .csv or .xlsx file.") from None
     if not rows:
         raise BadConfig(
-            f"--rows {file}: has no rows after the first line, which names the columns; add rows, "
-            "or leave out --rows."
+            f"--rows {file}: has no rows after its header line; add rows, or leave out --rows."
         )
     return GivenRows(rows, lines, others)
 
@@ -95,7 +98,7 @@ def read_cells(file: Path) -> Rows:
     # row
     try:
         sheet = load_workbook(file, read_only=True, data_only=True).worksheets[0]
-    except (BadZipFile, IndexError) as error:
+    except (BadZipFile, IndexError, KeyError, InvalidFileException) as error:
         raise ValueError(
             f"cannot be read as a workbook ({error}); save it again as .xlsx."
         ) from None

@@ -156,8 +156,7 @@ def _errors_of(path: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise BadDocument(
-            f"{path}: cannot be read ({error.strerror or error}); make it readable, or "
-            "leave it out."
+            f"{path}: cannot be read ({error.strerror or error}); make it readable or leave it out."
         ) from error
     except (
         BaseException
@@ -255,8 +254,7 @@ class DocumentReader:
         """Return the error for a child process that ended with `code` while reading `path`."""
         if code >= 0:
             return BadConfig(
-                f"{path}: the process that reads documents ended with status {code}; "
-                "reinstall rolegate."
+                f"{path}: the process that reads it ended with status {code}; reinstall rolegate."
             )
         if code == -signal.SIGALRM:
             return BadDocument(

@@ -78,8 +78,7 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
         if not is_readable:
             last_link = "".join(f" {link}" for link in links[links_before:][-1:])
             raise BadDocument(
-                f"{escaped(str(place))}: contains no file of a supported kind; supported kinds: "
-                f"{READ}.{last_link}"
+                f"{escaped(str(place))}: contains no file of a supported kind: {READ}.{last_link}"
             )
     sources = tuple(by_name[name] for name in sorted(by_name))
     return FoundFiles(sources, tuple(passed_over), tuple(sorted(links)))

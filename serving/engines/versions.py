@@ -155,8 +155,7 @@ def write_version(
     except OSError as error:
         where = error.filename or folder
         raise BadVersion(
-            f"{where}: {error.strerror}, so no version was published; correct this and publish "
-            "again."
+            f"{where}: {error.strerror}, so no version was published; check permissions and disk."
         ) from error
     return folder / version
 
@@ -199,4 +198,6 @@ def _sha256_of(path: Path) -> str:
     try:
         return sha256_of(path)
     except OSError as error:
-        raise BadVersion(f"{path}: {error.strerror}; make it readable.") from None
+        raise BadVersion(
+            f"{path}: cannot be read ({error.strerror}); correct its path or permissions."
+        ) from None

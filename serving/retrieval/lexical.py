@@ -47,8 +47,7 @@ class LexicalIndex:
             return cls(bm25s.BM25.load(str(folder / LEXICAL), show_progress=False))
         except (OSError, ValueError, KeyError) as error:
             raise BadIndex(
-                f"{folder / LEXICAL}: bm25s cannot read the word statistics; "
-                "run `rolegate index build` again."
+                f"{folder / LEXICAL}: cannot be read by bm25s; run `rolegate index build` again."
             ) from error
 
     def search(

@@ -86,9 +86,8 @@ def read_manifest(folder: Path) -> Manifest:
         return msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise BadIndex(
-            f"{folder}: contains no finished index ({MANIFEST}: {error.strerror}); run "
-            "`rolegate index build`, after naming your files in `documents` of the config, or "
-            "choose another folder."
+            f"{folder}: contains no finished index ({MANIFEST}: {error.strerror}); run `rolegate "
+            "index build` with your files in `documents` of the config, or choose another folder."
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadIndex(
@@ -123,8 +122,7 @@ def check_files(folder: Path, manifest: Manifest, *, contents: bool) -> None:
             )
         if contents and sha256_of(path) != entry.sha256:
             raise BadIndex(
-                f"{path}: was changed after the build; restore the file, or "
-                "run `rolegate index build` again."
+                f"{path}: changed after the build; restore it, or run `rolegate index build` again."
             )
 
 
@@ -198,8 +196,7 @@ def check_place(out: Path) -> None:
     foreign = sorted(names - known)
     if foreign:
         raise BadIndex(
-            f"{out}: already exists and is not an index (it contains {foreign[0]}); choose another "
-            "folder."
+            f"{out}: exists and is not an index (it contains {foreign[0]}); choose another folder."
         )
 
 

@@ -138,9 +138,8 @@ class Partition:
         (vectors,) = [field for field in described["fields"] if field["name"] == "vector"]
         if vectors["params"]["dim"] != dimension:
             raise BadIndex(
-                f"{self._name}: the collection has vectors of dimension "
-                f"{vectors['params']['dim']}, but the embedder computes vectors of dimension "
-                f"{dimension}; name another `milvus.collection`."
+                f"{self._name}: the collection has dimension {vectors['params']['dim']}, and the "
+                f"embedder {dimension}; name another `milvus.collection`."
             )
 
     def count(self) -> int:

@@ -66,8 +66,7 @@ class PassageStore:
             or self._offsets[-1] != len(self._lines)
         ):
             raise BadIndex(
-                f"{folder / OFFSETS}: does not match {PASSAGES} in the same folder; run "
-                "`rolegate index build` again."
+                f"{folder / OFFSETS}: does not match {PASSAGES}; run `rolegate index build` again."
             )
 
     def __len__(self) -> int:

@@ -83,13 +83,14 @@ class RemoteRetriever:
         except grpc.aio.AioRpcError as error:
             kind = UpstreamRefused if error.code().name in _REFUSED else UpstreamUnavailable
             raise kind(
-                f"search failed: {error.code().name}: {error.details()}; check this server",
+                f"the search failed ({error.code().name}: {error.details()}); check that `rolegate "
+                "retrieve serve` runs at this address, and read its log",
                 endpoint=self._address,
             ) from error
         if len(response.results) != len(queries):
             raise UpstreamProtocolError(
-                "the retrieval server must return one result per query "
-                f"(queries: {len(queries)}, results: {len(response.results)}); update that server",
+                f"the retrieval server sent {len(response.results)} results for {len(queries)} "
+                "queries; update rolegate on the server",
                 endpoint=self._address,
             )
         if wanted and not response.filtered:
@@ -105,7 +106,7 @@ class RemoteRetriever:
         documents = {passage.document for passage in chain.from_iterable(results)}
         if document is not None and documents - {document}:
             raise UpstreamRefused(
-                "the retrieval server cannot search within one document; update it",
+                "the retrieval server cannot search within one document; update the server",
                 endpoint=self._address,
             )
         return results

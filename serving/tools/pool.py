@@ -47,7 +47,7 @@ class ToolPool:
         """Call a tool of one of the servers. Raises `ToolFailed`."""
         if (server := self._servers.get(tool.server)) is None:
             raise ToolFailed(
-                "this worker may not call this server; add the server to `managers.NAME.tools`",
+                "the worker's manager may not call this server; add it to `managers.NAME.tools`",
                 endpoint=f"tools.{tool.server}",
             )
         return await server.call(tool.name, arguments)
@@ -137,7 +137,7 @@ class _Server:
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    "the server has no tool of this name, or `allow` omits it; correct `allow`",
+                    f"the server has no tool {name!r}, or `allow` omits it; correct `allow`",
                     endpoint=self._endpoint,
                 )
             try:

@@ -31,7 +31,7 @@ _EDGE_BYTES = 300
 """If a line is too long, this number of bytes is kept from its beginning, and from its end."""
 _STDERR_BYTES = 4096
 """This number of bytes is kept from the end of a program's standard error."""
-_TOO_LARGE = "the server's answer is too large for `max_chars`, or is compressed; ask for less"
+_TOO_LARGE = "the answer is compressed (turn that off), or longer than `max_chars` (ask for less)"
 _ID_FIRST = re.compile(rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\s*[,}]')
 _ID_LAST = re.compile(rb',\s*"id"\s*:\s*(\d{1,18})\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 """Patterns for the field `id` in a line of JSON, if `id` is the first or the last field. The id

@@ -77,8 +77,8 @@ def checked_name(name: str) -> str:
         or any(_is_unsafe(part) for part in parts)
     ):
         raise BadRequest(
-            f"name {name[:_LONGEST_NAME]!r}: must be a relative path with slashes, of at most "
-            f"{_LONGEST_NAME} bytes, {_LONGEST_PART} in each part; no part may be empty, begin "
+            f"name {name[:_LONGEST_NAME]!r}: must be a relative path of at most {_LONGEST_NAME} "
+            f"bytes, {_LONGEST_PART} in each part between slashes; no part may be empty, begin "
             "with a dot, or begin or end with a space; control characters and backslashes are not "
             "allowed."
         )

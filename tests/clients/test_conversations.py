@@ -54,7 +54,7 @@ async def test_a_history_that_is_refused(gateway: str) -> None:
         for history, message in (
             ([{"role": "tool", "content": "x"}], "history[0].role is 'tool'"),
             ([{"role": "system", "content": "x"}], "history[0].role is 'system'"),
-            (BEFORE * 21, "history has 42 messages; at most 40"),
+            (BEFORE * 21, "history has 42 messages; the limit is 40"),
             ([{"role": "user", "content": "x" * 40_000}], "history has 40000 characters"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -148,7 +148,7 @@ def test_a_run_that_fails_ends_its_stream_with_the_error(client: openai.OpenAI) 
         ),
         ({"text": {"format": "json"}}, "Expected `object | null`, got `str`"),
         ({"text": "json"}, "Expected `object | null`, got `str`"),
-        ({"text": {"format": {"type": "json_object"}}}, "The format 'json_object'"),
+        ({"text": {"format": {"type": "json_object"}}}, "The type 'json_object'"),
         ({"extra_body": {"topology": "host"}}, "topology is not an option of this API"),
     ],
 )

@@ -51,7 +51,7 @@ def test_a_folder_is_used_by_one_command_at_a_time(tmp_path: Path) -> None:
         return JsonlFile(tmp_path / "lines", str, "look at it")
 
     file = opened()
-    with pytest.raises(BadConfig, match="another command is using this file"):
+    with pytest.raises(BadConfig, match="another command uses this file"):
         opened()
     file.close()
     opened().close()

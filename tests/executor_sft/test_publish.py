@@ -187,7 +187,7 @@ def test_a_training_is_published_once(config: Path, trained: Path, tmp_path: Pat
         (
             "trained/model/adapter_model.safetensors",
             "another",
-            r"safetensors: has changed since the training",
+            r"safetensors: changed after training",
         ),
         ("trained/manifest.json", None, r"has no manifest\.json"),
     ],

@@ -82,7 +82,7 @@ def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
         ('{"text": "One?", "answers": [" "]}', "no right answer is given"),
         ('{"answer": "1"}', "no question"),
         ('{"text": "One?", "answer": 1}', "Expected"),
-        ("One?", "one JSON object per line"),
+        ("One?", "each line must be one JSON object"),
         ('["One?"]', "Expected"),
     ],
 )

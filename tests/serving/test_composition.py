@@ -263,7 +263,7 @@ async def test_unreadable_held_out_questions_are_refused_at_the_start(
     async with serving() as server:
         config = versioned(tmp_path, server.base_url, held_out=f"{tmp_path}/held_out.jsonl")
         with pytest.raises(
-            BadConfig, match=r"^versions\.held_out: .* keys `question` and `golden_answers`"
+            BadConfig, match=r"^versions\.held_out: .* with `question` and `golden_answers`"
         ):
             async with running_gateway(config, "127.0.0.1:0", ignored):
                 """It does not come to that."""

@@ -95,7 +95,7 @@ async def test_a_present_store_is_only_renamed_and_only_with_force(
     before = _files(tmp_path)
     refused = await asyncio.to_thread(store, "restore", "copy.db")
     assert refused.status == 1
-    assert "exists; move the store aside with --force" in refused.err
+    assert "exists; move it aside with --force" in refused.err
     assert _files(tmp_path) == before
 
     restored = await asyncio.to_thread(store, "restore", "copy.db", "--force")

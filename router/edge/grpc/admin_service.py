@@ -138,7 +138,6 @@ def _changes(
     tenant = from_proto(Tenant, message, name="")
     if unknown := [name for name in names if name not in settings]:
         raise BadRequest(
-            f"update_mask: {unknown[0][:80]!r} is not a setting; the settings are "
-            f"{', '.join(settings)}."
+            f"update_mask: {unknown[0][:80]!r} is not a setting; use {', '.join(settings)}."
         )
     return {name: getattr(tenant, name) for name in names}

@@ -127,8 +127,8 @@ def options_from_proto(
     request_id = request.request_id
     if len(request_id) > _LONGEST_REQUEST_ID or not request_id.isprintable():
         raise BadRequest(
-            f"request_id {request_id[:40]!r} must be at most {_LONGEST_REQUEST_ID} printable "
-            "characters, such as a UUID."
+            f"request_id {request_id[:40]!r} must have at most {_LONGEST_REQUEST_ID} characters, "
+            f"all printable, got {len(request_id)}; use a UUID."
         )
     return from_proto(
         RequestOptions,
@@ -179,8 +179,7 @@ def completion_from_proto(request: _Completion) -> CompletionRequest:
     """Return the role, the messages and the limits of a request to continue a conversation."""
     if request.max_tokens < 0:
         raise BadRequest(
-            f"max_tokens is {request.max_tokens}; it must not be negative, and 0 means the role's "
-            "own limit."
+            f"max_tokens is {request.max_tokens}; it must be at least 1, or 0 for the role's limit."
         )
     if len(request.stop) > _MAX_STOPS:
         raise BadRequest(

@@ -222,8 +222,8 @@ class ChatRequest(Frozen, kw_only=True):
         wanted = self.response_format or ResponseFormat()
         if wanted.type not in ("text", "table", "json_schema"):
             raise BadRequest(
-                f"The format {wanted.type[:100]!r} is not supported; use text, json_schema or "
-                "table."
+                f"The type {wanted.type[:100]!r} of the response format is not supported; use "
+                "text, json_schema or table."
             )
         if wanted.type != "json_schema":
             return b""

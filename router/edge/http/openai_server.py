@@ -356,7 +356,7 @@ def _check_origin(origin: str) -> None:
         origin.startswith("http") and not is_loopback(origin.partition("://")[2])
     ):
         raise web.HTTPForbidden(
-            text=f"Web pages of {origin[:100]!r} must not use this server; call it from a program."
+            text=f"Web pages of {origin[:100]!r} must not call the gateway; call it from a program."
         )
 
 

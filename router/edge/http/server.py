@@ -129,7 +129,7 @@ class HTTPServer:
         for host in request.headers.getall("Host", []):  # none in HTTP/1.0
             if not is_named(host, self._hosts):
                 raise web.HTTPMisdirectedRequest(
-                    text=f"{host[:100]!r} is not a name of this server; use its IP address, or add "
+                    text=f"{host[:100]!r} is not an allowed host name; use the IP address, or add "
                     "the name to server.http_hosts (rolegate retrieve serve: --http-host)."
                 )
         if request.headers.get("Content-Encoding", "identity") != "identity":

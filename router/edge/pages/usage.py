@@ -78,11 +78,10 @@ def _query(asked: Any, tenant: str | None) -> tuple[UsageQuery, str]:
     """
     span = asked.get("span", "day")
     by = asked.get("by", "role")
-    if span not in _SPANS or by not in get_args(Dimension):
-        raise BadRequest(
-            f"span: must be one of {', '.join(_SPANS)}, got {span[:40]!r}. by: must be one of "
-            f"{', '.join(get_args(Dimension))}, got {by[:40]!r}."
-        )
+    if span not in _SPANS:
+        raise BadRequest(f"span: must be one of {', '.join(_SPANS)}, got {span[:40]!r}.")
+    if by not in get_args(Dimension):
+        raise BadRequest(f"by: must be one of {', '.join(get_args(Dimension))}, got {by[:40]!r}.")
     length_s, bucket = _SPANS[span]
     end = unix_time(asked["until"]) if asked.get("until") else time.time()
     # The span consists of whole hours, because the calls of deleted runs are only kept as sums of

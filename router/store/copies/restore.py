@@ -23,8 +23,7 @@ async def restore(backup: Path, target: Path, store: Path, log: Path, *, force: 
         old.insert(0, log)
     if old and not force:
         raise BadConfig(
-            f"server.store: {old[0]} exists; move the store aside with --force, or name another "
-            "file."
+            f"server.store: {old[0]} exists; move it aside with --force, or name another file."
         )
 
     backup.stat()  # raises `OSError`; SQLite would create a missing file

@@ -112,7 +112,7 @@ def test_runs_are_averaged_by_task(
     [
         ("--runs 1 --no-judge", "nothing to score; give --responses FILE, or --address HOST:PORT."),
         ("--runs 1 --responses r.jsonl", "give either --judge or --no-judge"),
-        ("--runs 1 --responses r.jsonl --judge", "give either --judge or --no-judge"),
+        ("--runs 1 --responses r.jsonl --judge", "--config: give one; it names the models"),
         (
             "--runs 1 --responses r.jsonl --judge --no-judge --config c.toml",
             "give either --judge or --no-judge",
@@ -152,16 +152,16 @@ def test_unreadable_tasks_are_refused(folder: Path) -> None:
     tasks = folder / "tasks.jsonl"
     originals = gold.read_bytes(), tasks.read_text("utf-8")
     for content, why in (
-        (b"name\nAda", "has no values in year"),
-        (b"name,year", "has no values in name, year"),
-        (b'name,year\n"Ada,1', r"cannot be read \(.*EOF inside string"),
-        (b"\xff", r"cannot be read \('utf-8"),
+        (b"name\nAda", "the columns year are missing or empty"),
+        (b"name,year", "the columns name, year are missing or empty"),
+        (b'name,year\n"Ada,1', r"cannot be read as CSV \(.*EOF inside string"),
+        (b"\xff", r"cannot be read as CSV \('utf-8"),
     ):
         gold.write_bytes(content)
         with pytest.raises(BadCorpus, match=rf"gold/t2.csv: {why}.*tasks.jsonl:2"):
             read_tasks(folder)
     gold.unlink()
-    with pytest.raises(BadCorpus, match=r"gold/t2.csv: cannot be read .*No such file"):
+    with pytest.raises(BadCorpus, match=r"gold/t2.csv: cannot be read as CSV .*No such file"):
         read_tasks(folder)
     gold.write_bytes(originals[0])
     for original, damaged, why in (
@@ -170,7 +170,7 @@ def test_unreadable_tasks_are_refused(folder: Path) -> None:
         (
             'unique_columns\\": [\\"name\\"]',
             'unique_columns\\": []',
-            "unique_columns must name the key columns",
+            "unique_columns is empty; name the key columns",
         ),
     ):
         tasks.write_text(originals[1].replace(original, damaged), "utf-8")

@@ -136,11 +136,11 @@ def test_a_run_without_an_answer_blames_its_end_and_endless_turns() -> None:
 def test_outputs_without_tokens_are_refused(tokens: TokenIds | msgspec.UnsetType) -> None:
     """The error names the role."""
     silent = answered(0, "Mann", [Completion("x", "stop", tokens=tokens)])
-    with pytest.raises(BadConfig, match=r"q1/0: outputs of the agent delegation .* by vLLM"):
+    with pytest.raises(BadConfig, match=r"q1/0: outputs of the agent delegation .* with vLLM"):
         batch(silent, WRONG)
 
 
 def test_questions_without_right_answers_are_refused() -> None:
     unknown = Group(Question("q1", "Who?", ()), (RIGHT, WRONG))
-    with pytest.raises(BadConfig, match="q1: has no right answer or right rows"):
+    with pytest.raises(BadConfig, match="q1: has no right answer, so"):
         batch_of([unknown], RECIPE, BOTH, 0)

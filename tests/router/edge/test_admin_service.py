@@ -217,7 +217,7 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
     unlimited = await operator.ExpireKey(key_id=long.key.key_id)
     assert not unlimited.key.HasField("revoke_time")
     for method in (operator.ExpireKey, operator.RotateKey):
-        refused = await refusal(method(key_id=short.key.key_id), "was revoked or has expired")
+        refused = await refusal(method(key_id=short.key.key_id), "revoked or expired")
         assert refused == ("INVALID_ARGUMENT", "BAD_REQUEST")
     assert len((await operator.ListKeys()).keys) == 3
 
@@ -228,14 +228,18 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         *(("CreateKey", {"tenant": name}, "tenant ") for name in HOSTILE),
         ("CreateKey", {"scopes": ["everything"]}, "scope 'everything': must be one of"),
         ("CreateKey", {"tenant": "acme", "scopes": ["operate"]}, "scope operate"),
-        ("CreateKey", {"label": "x" * 201}, "label: must be at most 200"),
-        ("CreateKey", {"label": "a\nb"}, "label: must be"),
-        ("CreateKey", {"label": "a\x00b"}, "label: must be"),
+        ("CreateKey", {"label": "x" * 201}, "has 201 characters; use 200 at most"),
+        ("CreateKey", {"label": "a\nb"}, "has 3 characters; use 200 at most, all printable"),
+        ("CreateKey", {"label": "a\x00b"}, "has 3 characters; use 200 at most, all printable"),
         ("ListKeys", {"page_token": "x"}, "page_token: is unknown"),
         ("ListAuditEvents", {"page_token": "x"}, "page_token: is unknown"),
         ("ListAuditEvents", {"page_size": -1}, "page_size is -1"),
         ("ListTenants", {"page_size": -1}, "page_size is -1"),
-        ("ExpireKey", {"expire_time": datetime(2001, 1, 1, tzinfo=UTC)}, "must be in the future"),
+        (
+            "ExpireKey",
+            {"expire_time": datetime(2001, 1, 1, tzinfo=UTC)},
+            "expire_time: 978307200 is not in the future; give another Unix time",
+        ),
         ("ExpireKey", {"expire_time": Timestamp(seconds=2**62)}, "expire_time: "),
         ("RotateKey", {"grace": timedelta(seconds=-1)}, "grace: must be from 0"),
         ("RotateKey", {"grace": timedelta(days=367)}, "grace: must be from 0"),
@@ -253,7 +257,7 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         (
             "UpdateKey",
             {"update_mask": FieldMask(paths=["label"])},
-            "update_mask: 'label' is not a setting; the settings are requests_per_minute, tokens",
+            "update_mask: 'label' is not a setting; use requests_per_minute, tokens",
         ),
         (
             "UpdateKey",
@@ -271,7 +275,7 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         (
             "UpdateTenant",
             {"tenant": pb.Tenant(name="default"), "update_mask": FieldMask(paths=["name"])},
-            "update_mask: 'name' is not a setting; the settings are tokens_per_day",
+            "update_mask: 'name' is not a setting; use tokens_per_day",
         ),
     ],
 )
@@ -368,7 +372,7 @@ async def test_a_key_is_limited(operator: Operator) -> None:
     changed = await operator.UpdateKey(key=none, update_mask=mask)
     assert not changed.key.HasField("tokens_per_minute")
     assert changed.key.requests_per_minute == 3
-    refused = await refusal(operator.UpdateKey(key=limits, update_mask=mask), "was revoked")
+    refused = await refusal(operator.UpdateKey(key=limits, update_mask=mask), "revoked or expired")
     assert refused == ("INVALID_ARGUMENT", "BAD_REQUEST")
     assert (await operator.ListAuditEvents(page_size=2)).events[1].act == "update_key"
 

@@ -122,7 +122,7 @@ BAD: list[tuple[pb.CompleteRequest, str]] = [
     ),
     (
         pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, max_tokens=-1),
-        "max_tokens is -1; it must not be negative",
+        "max_tokens is -1; it must be at least 1",
     ),
     (
         pb.CompleteRequest(role=usage_pb2.ROLE_ANSWER, messages=HI, stop=["a", ""]),

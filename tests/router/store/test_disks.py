@@ -122,10 +122,13 @@ def read_only(disk: Path) -> Iterator[None]:
         ("log full", "The disk of the log .* is full; make room, or move the log"),
         (
             "database full",
-            "cannot open .*; check .* its disk is not full",
+            "cannot open .*; check .* its disk has space",
         ),
         ("log read-only", "The log .* cannot be written .Read-only file system"),
-        ("database read-only", "cannot open .*; check that it exists, that it can be written"),
+        (
+            "database read-only",
+            "cannot open .*; check that its server runs, or that its file can be written",
+        ),
     ],
 )
 async def test_a_start_without_room_names_the_disk_and_changes_nothing(

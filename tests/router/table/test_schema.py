@@ -33,10 +33,10 @@ def test_valid_columns_and_rows_are_accepted() -> None:
         ([CITY, Column(" ")], r"columns\[1\] has no name"),
         (
             [CITY, Column("founded", ask="{city}" * 9)],
-            "ask contains 9 placeholders, at most 8",
+            "ask has 9 placeholders .limit: 8.",
         ),
-        ([CITY, Column("kind", "choice")], "list choices and set the type"),
-        ([CITY, Column("kind", choices=("a", "b"))], "list choices and set the type"),
+        ([CITY, Column("kind", "choice")], "its type is choice, with 0 choices; list"),
+        ([CITY, Column("kind", choices=("a", "b"))], "its type is text, with 2 choices; list"),
         ([CITY, Column("kind", "choice", choices=("a", "N/A"))], "leave it out"),
         (
             [CITY, Column("mayor", ask="Who leads {town}?")],
@@ -59,7 +59,7 @@ def test_invalid_columns_are_refused_by_place_and_name(columns: list[Column], sa
         ([["Krurou", "1321"], ["Bel"]], r"rows\[1\]: must have 2 values, .* got 1"),
         (
             [["Krurou", ""], ["?", "1400"]],
-            r"rows\[1\] has no value for the key column 'City'; give one",
+            r"rows\[1\]: the key column 'City' is empty; fill it",
         ),
         (
             [["Krurou", ""], ["Bel", ""], ["**krurou**", "1"]],

@@ -487,7 +487,7 @@ async def test_held_out_questions_that_fail_upstream_decide_nothing(tmp_path: Pa
         with pytest.raises(BadVersion, match="is not on trial at this gateway"):
             await held_out.compare(NEW, BASE, 1.0)
         await here.set("canary", 0.5)
-        with pytest.raises(BadVersion, match="1 of 1 held-out questions have no result"):
+        with pytest.raises(BadVersion, match="1 of 1 held-out questions failed"):
             await held_out.compare(NEW, BASE, 1.0)
 
 

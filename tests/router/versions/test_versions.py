@@ -291,8 +291,8 @@ async def test_rolling_back_a_candidate_leaves_the_active_version(setting: Setti
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (BASE, "no retired version"),
-        (FIRST, "has the state registered"),
+        (BASE, "has no retired version"),
+        (FIRST, "is registered, so it cannot be rolled back"),
         ("executor-000009", "is not registered"),
     ],
 )

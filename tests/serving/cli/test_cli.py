@@ -425,7 +425,7 @@ def test_an_existing_folder_is_left_alone(
     assert main(["index", "build", str(corpus), "--out", str(out)]) == 1
 
     assert (
-        f"rolegate: {out}: already exists and is not an index (it contains note.txt); choose "
+        f"rolegate: {out}: exists and is not an index (it contains note.txt); choose "
         "another folder.\n" in capsys.readouterr().err
     )
     assert [file.name for file in out.iterdir()] == ["note.txt"]
@@ -559,7 +559,7 @@ def test_a_missing_index_is_reported_in_one_line(
     )
     assert line == (
         f"rolegate: {tmp_path}/absent: contains no finished index (manifest.json: No such file or "
-        "directory); run `rolegate index build`, after naming your files in `documents` of the "
+        "directory); run `rolegate index build` with your files in `documents` of the "
         "config, or choose another folder."
     )
 

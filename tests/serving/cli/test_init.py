@@ -148,7 +148,7 @@ def test_an_engine_has_the_model_of_its_role(tmp_path: Path) -> None:
         (["--documents", "nowhere"], "retrieval.documents: there is no file or folder"),
         (
             ["--embedder", "bge"],
-            "retrieval.embedder.dimension: missing; an embedder with engine or base_url needs it.",
+            "retrieval.embedder.dimension: missing; embedders with engine or base_url need it.",
         ),
         (
             ["--key-env", "sk-abc"],

@@ -157,7 +157,7 @@ def test_a_key_is_rotated_and_expires(commands: Commands) -> None:
         ),
         (
             "keys create --tenant acme --scope operate",
-            "scope operate: only a key without a tenant",
+            "scope operate: only keys without a tenant",
         ),
         ("tenants show nobody", "no tenant 'nobody'; the tenants are: default."),
     ],

@@ -112,7 +112,7 @@ async def test_a_refused_request_is_reported_in_one_line(
     """A tenant's key is refused too."""
     for line, message in (
         ("keys revoke 0badf00d", "no key has the identifier '0badf00d'"),
-        ("keys create --tenant acme --scope operate", "scope operate: only a key without a tenant"),
+        ("keys create --tenant acme --scope operate", "scope operate: only keys without a tenant"),
         ("tenants show nobody", "no tenant 'nobody'; the tenants are: default."),
         ("tenants set acme --index other", "index 'other': is not in the config"),
         ("keys expire 0badf00d", "give --after or --never"),

@@ -336,7 +336,7 @@ def test_a_workbook_may_have_any_text(tmp_path: Path, text: str) -> None:
         ("town\nTal\n", "the first line names none of the columns city, founder, founded;"),
         ("", "the first line names none"),
         ("city,City\nTal,x\n", "the first line names 'city' twice; remove one of these columns."),
-        ("city\n", "has no rows after the first line"),
+        ("city\n", "has no rows after its header line"),
         (
             'city,founded\nTal,1\n"a\nb",2\nBel,1,2\n',
             "line 5 has 3 values, but the first line names 2 columns; remove values",

@@ -375,10 +375,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             GOOD.replace('base_url = "http://127.0.0.1:1/v1"', 'engine = "b"', 1),
-            (
-                "roles.delegation.engine: there is no table engines.b; add it, or set base_url "
-                "instead."
-            ),
+            "roles.delegation.engine: there is no table engines.b; add it, or set base_url.",
         ),
         (
             in_role("engine = 'b'") + "[engines.b]\npath = 'm'\n",
@@ -406,7 +403,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_index("[retrieval.embedder]\nbase_url = 'http://a/v1'\nmodel = 'm'"),
-            "retrieval.embedder.dimension: missing; an embedder with engine or base_url needs it.",
+            "retrieval.embedder.dimension: missing; embedders with engine or base_url need it.",
         ),
         (
             with_tables("[search]\nvocabulary = 'absent.txt'"),
@@ -418,10 +415,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables('[server]\naddress = "127.0.0.1:5"\nhttp = "127.0.0.1:5"'),
-            (
-                "server.http: is the same address as server.address, which serves gRPC; choose "
-                "another port."
-            ),
+            "server.http: is the same as server.address, which serves gRPC; choose another port.",
         ),
         (
             with_tables('[server]\naddress = "a"'),
@@ -461,7 +455,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables(f"{TEACHER}fallbacks = ['answer']"),
-            "distillation.teacher.fallbacks: only roles.delegation, roles.exec",
+            "distillation.teacher.fallbacks: only delegation, execution and answer have any",
         ),
         (
             with_tables(f"{TEACHER}thinking = true"),
@@ -555,11 +549,11 @@ def test_an_address_needs_a_valid_port(address: str, good: bool) -> None:
         ("command = ['a']\nurl = 'http://a/mcp'", "tools.web: set exactly one of command"),
         (
             "url = 'http://a/mcp'\nenv = ['A']",
-            "tools.web.env: applies only to a server with command; for a server with url,",
+            "tools.web.env: needs command; for a server with url,",
         ),
         (
             "command = ['a']\nheaders = {Key = 'A'}",
-            "tools.web.headers: applies only to a server with url; for a server with command,",
+            "tools.web.headers: needs url; for a server with command,",
         ),
         ("url = 'a/mcp'", "tools.web.url: must be http://"),
     ],

@@ -97,7 +97,7 @@ def test_other_links_are_not_followed(docs: Path, tmp_path: Path) -> None:
     assert left == ["a.txt", "b.txt", "c.txt", "sub/folder", "sub/loop", "sub/self"]
     with pytest.raises(
         BadDocument,
-        match=rf"contains no file of a supported kind; .*\. {outside}/more: a link to outside",
+        match=rf"contains no file of a supported kind: .*\. {outside}/more: a link to outside",
     ):
         (outside / "key.txt").unlink()
         (outside / "more").symlink_to(docs)
@@ -122,7 +122,7 @@ def test_a_place_without_documents_is_refused(docs: Path, tmp_path: Path) -> Non
     (tmp_path / "empty" / "picture.gif").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
     for place, message in (
-        ("empty", r"empty: contains no file of a supported kind; .*\.pdf"),
+        ("empty", r"empty: contains no file of a supported kind: .*\.pdf"),
         ("pipe", "no file of a supported kind"),
         ("absent", "absent: this file or folder does not exist; correct"),
     ):

@@ -182,7 +182,7 @@ async def test_a_retriever_that_cannot_open_is_refused_at_start(
     async with remote(Deaf([passage])) as client:
         with pytest.raises(UpstreamRefused, match="cannot search within one document"):
             await client.search(["film"], 1, "other.txt")
-        with pytest.raises(BadConfig, match=r"document; update it, or set search\.access to false"):
+        with pytest.raises(BadConfig, match=r"update the server, or set search\.access to false"):
             await check_access(client)
     async with remote(Deaf([Passage("p", "Heat", "Heat is a film.")])) as client:
         with pytest.raises(BadConfig, match="does not record the documents"):

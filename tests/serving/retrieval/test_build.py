@@ -275,7 +275,7 @@ def test_an_unrelated_folder_is_left_alone(documents: Path, tmp_path: Path, name
     other.parent.mkdir(parents=True)
     other.write_text('{"name": "an app"}')
     with pytest.raises(
-        BadIndex, match=f"already exists and is not an index .it contains {name.partition('/')[0]}"
+        BadIndex, match=f"exists and is not an index .it contains {name.partition('/')[0]}"
     ):
         build_index([documents], tmp_path / "other", Counting())
     assert other.read_text() == '{"name": "an app"}'

@@ -301,7 +301,9 @@ def test_a_collection_of_another_dimension_is_refused(tmp_path: Path, config: Mi
     MilvusStore(config)._partition.create(4)
     embedder = Clustered()
     rows = write(tmp_path / "rows.jsonl", range(5))
-    with pytest.raises(BadIndex, match=r"dimension 4, but .* 16; name another `milvus.collection`"):
+    with pytest.raises(
+        BadIndex, match=r"dimension 4, and the embedder 16; name another `milvus.collection`"
+    ):
         build_index([rows], tmp_path / "index", embedder, store=MilvusStore(config))
     assert embedder.texts == []
 
