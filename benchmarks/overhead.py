@@ -175,9 +175,9 @@ class Options(harness.Options):
         1000,
         3000,
     )
-    """in the part load: numbers of questions in flight to measure"""
+    """part `load`: numbers of questions in flight to measure"""
     token_s: Annotated[float, Meta(gt=0)] = 0.01
-    """for the part paced: seconds that the simulated model takes for each token; the first token
+    """part `paced`: seconds that the simulated model takes for each token; the first token
     takes five times as long
     """
     folder: Path | None = None

@@ -74,12 +74,12 @@ class Options(StepOptions):
     role: Literal["execution", "delegation"] = "execution"
     """role whose turns become rows"""
     thinking: bool | None = None
-    """true or false: the same value as the key `thinking` of this role in the config (default: the
-    config does not set the key)
+    """value of this role's key `thinking` in the config, true or false (default: the config has no
+    such key)
     """
     system_role: bool = True
-    """true or false: the same value as the key `system_role` of this role in the config; with
-    false, prompts have no system message
+    """value of this role's key `system_role` in the config, true or false; with false, prompts have
+    no system message
     """
 
 

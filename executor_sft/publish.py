@@ -31,7 +31,7 @@ _ADVICE = "name the evaluation.json of `rolegate sft evaluate`"
 
 
 class Options(Frozen):
-    """Options of the command."""
+    """Options of `rolegate sft publish`."""
 
     config: Path
     trained: Annotated[Path, POSITIONAL]

@@ -31,7 +31,7 @@ from serving.terminal import complain
 
 
 class Options(ConnectionOptions, kw_only=True):
-    """Options of the command."""
+    """Options of `rolegate sft retrain`."""
 
     config: Path
     work: Path

@@ -26,7 +26,7 @@ from serving.files import replacing
 
 
 class Options(harness.Options):
-    """Options of the command."""
+    """Options of `rolegate bench datasets`."""
 
     paths: Annotated[tuple[Path, ...], POSITIONAL]
     """files of questions, or folders with questions.jsonl"""

@@ -69,7 +69,7 @@ def _priced(total: RoleTotal, prices: Mapping[str, Price], other: _Instead) -> R
 
 
 class Options(harness.Options):
-    """Options of the command."""
+    """Options of `rolegate bench cost`."""
 
     store: str
     """store of a gateway, as a URL such as sqlite:///rolegate.db"""

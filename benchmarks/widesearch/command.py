@@ -108,8 +108,8 @@ class Options(harness.Options, kw_only=True):
     timeout: Annotated[float, Meta(gt=0)] = 1800.0
     """max seconds per table"""
     ray: str | None = None
-    """with wide_written or wide_single: Ray cluster to work on: local (this machine's cores), or
-    HOST:PORT of the cluster's head (default: work in this process)
+    """Ray cluster to work on: local (this machine's cores), or HOST:PORT of the cluster's head;
+    only with --topology wide_written or wide_single (default: work in this process)
     """
 
 

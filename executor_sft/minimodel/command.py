@@ -57,7 +57,7 @@ _TABLE_ROWS = (*_LONG_ROWS, 2048)
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of the command."""
+    """Options of `rolegate sft mini-model`."""
 
     role: Annotated[Literal["backbone", "executor", "student", "teacher", "generalist"], POSITIONAL]
     """model to train"""

@@ -23,7 +23,7 @@ from serving.json_lines import write_json_lines
 
 
 class Options(Frozen):
-    """Options of the command."""
+    """Options of `rolegate sft weigh`."""
 
     groups: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft rollout --group`"""

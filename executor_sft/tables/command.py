@@ -58,7 +58,7 @@ _Part = Annotated[float, Meta(ge=0, le=1)]
 
 
 class Options(StepOptions):
-    """Options of the command."""
+    """Options of `rolegate sft tables`."""
 
     config: Path
     seeds: Path | None = None

@@ -50,8 +50,8 @@ class UsageReply(Frozen, gc=False):
 
     prompt_tokens: Any = None
     completion_tokens: Any = None
-    """The count, of any type. A count that is not a whole number must not be treated as missing, so
-    `usage` replaces it by the impossible count -1.
+    """Number of output tokens. The type is `Any`, so that a malformed number is not mistaken for a
+    missing one. `usage` replaces a malformed number by -1, which is impossible.
     """
     total_tokens: int | None = None
     prompt_tokens_details: PromptDetails | None = None

@@ -76,7 +76,7 @@ class FactorizedSearch(Frozen):
         """Answer `question`. Return the trajectory: the record of all rounds, with the answer.
 
         If an executor fails, the search continues as if it had found nothing. If the delegator's
-        output cannot be parsed, the search continues as if the delegator had stopped. Errors of
+        output cannot be parsed, no further round begins, as if the delegator had stopped. Errors of
         executors, and malformed output in the first round, are kept in `context.failures`.
 
         Raises `UpstreamError` if the delegator or the answerer fails; `OutOfTime` if the deadline

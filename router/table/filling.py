@@ -169,7 +169,7 @@ class TableRequest(Frozen):
         max_rows = min(self.max_rows or limits.max_rows, limits.max_rows)
         if self.max_rows < 0:
             raise BadRequest(
-                f"max_rows: must be 0 (the server's limit) or more, got {self.max_rows}."
+                f"max_rows: must not be negative, got {self.max_rows}; 0 is the server's limit."
             )
         if len(self.rows) > max_rows:
             raise BadRequest(

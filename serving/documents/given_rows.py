@@ -70,7 +70,9 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
             f"--rows {file}: cannot be read ({error.strerror}); check the path and permissions."
         ) from error
     except BadDocument:
-        raise BadConfig(f"--rows {file}: is not text; name a .csv or .xlsx file.") from None
+        raise BadConfig(
+            f"--rows {file}: cannot be read as a table; name a valid .csv or .xlsx file."
+        ) from None
     if not rows:
         raise BadConfig(
             f"--rows {file}: has no rows after its header line; add rows, or leave out --rows."

@@ -147,7 +147,7 @@ class _Server:
                 # Let `keep_running` list the tools, to see whether the server still answers
                 connection.stale.set()
                 raise ToolFailed(
-                    f"took over {self._config.timeout_s:g} s; raise timeout_s",
+                    f"the call took over {self._config.timeout_s:g} s; raise this tool's timeout_s",
                     endpoint=self._endpoint,
                 ) from None
 

@@ -16,7 +16,7 @@ COOKIE = "rolegate_session"
 LASTS_S = 12 * 3600
 """Lifetime of a session, in seconds. A restart of the gateway ends all sessions."""
 _MAX_ENTRIES = 10_000
-"""Max number of sessions; also the max number of addresses with a count of wrong keys."""
+"""Max number of sessions, and max number of client addresses whose wrong keys are counted."""
 _MAX_PER_KEY = 20
 """Max number of sessions of one key."""
 _PAUSE_S = 60.0

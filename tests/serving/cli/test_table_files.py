@@ -213,10 +213,8 @@ def test_a_file_that_is_no_text_is_no_file_of_rows(rolegate: Rolegate, tmp_path:
     (tmp_path / "known.docx").write_bytes(bytes(1000))
     given = ("--columns", COLUMNS, "--rows", tmp_path / "known.docx")
     ended = rolegate("table", QUESTION, *given)
-    assert (ended.status, "known.docx: is not text; name a .csv or .xlsx file." in ended.err) == (
-        1,
-        True,
-    )
+    assert ended.status == 1
+    assert "known.docx: cannot be read as a table; name a valid .csv or .xlsx file." in ended.err
 
 
 def test_other_columns_of_given_rows_are_kept(
