@@ -482,7 +482,11 @@ async def test_a_huge_excluded_row_is_shortened() -> None:
             pb.FillTableRequest(columns=COLUMNS, rows=[pb.GivenRow(values=["x"])]),
             r"rows\[0\]: must have 3 values",
         ),
-        ("FillTable", pb.FillTableRequest(columns=COLUMNS, max_rows=-1), "max_rows: must be 0"),
+        (
+            "FillTable",
+            pb.FillTableRequest(columns=COLUMNS, max_rows=-1),
+            "max_rows: must not be negative",
+        ),
         (
             "FillTable",
             pb.FillTableRequest(columns=[pb.Column(name="a", type=99)]),  # type: ignore[arg-type]

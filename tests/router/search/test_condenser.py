@@ -174,8 +174,8 @@ async def test_another_history_is_another_request() -> None:
 @pytest.mark.parametrize(
     ("history", "message"),
     [
-        ((Message("user", "q"),) * 41, "history has 41 messages; at most 40 are allowed"),
-        ((Message("user", "q" * 40_000),), "history has 40000 characters; at most 32000"),
+        ((Message("user", "q"),) * 41, "history has 41 messages; the limit is 40"),
+        ((Message("user", "q" * 40_000),), "history has 40000 characters; the limit is 32000"),
         ((Message("system", "q"),), r"history\[0\].role is 'system'"),
     ],
 )

@@ -389,10 +389,11 @@ async def test_a_run_that_cannot_be_resumed_is_refused_with_the_reason(
         messages = {
             "index": "index changed since the run began",
             "unknown": "no such run",
-            "finished": "its kind is answer, its status finished",
+            "finished": "this finished run of kind answer cannot",
         }
         with pytest.raises(
-            (BadRequest, NotFound), match=messages.get(what, "interrupted. .* can be resumed")
+            (BadRequest, NotFound),
+            match=messages.get(what, "interrupted answer or table can be resumed"),
         ):
             await second.answer("", RequestOptions(resume=tried))
         if what in ("index", "redacted"):

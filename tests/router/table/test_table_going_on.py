@@ -216,5 +216,5 @@ async def test_no_two_asks_have_the_same_number_if_a_turn_is_asked_for_again(
 async def test_a_table_and_an_answer_are_not_resumed_as_each_other(tmp_path: Path) -> None:
     left, run_id = await killed(tmp_path, "executor", models("executor", 3))
     async with gateway(left, world(), **models(), limits=LIMITS) as (second, _):
-        with pytest.raises(BadRequest, match="can be resumed"):
+        with pytest.raises(BadRequest, match="cannot be resumed"):
             await second.answer("", RequestOptions(resume=run_id))
