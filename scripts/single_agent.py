@@ -46,7 +46,7 @@ from router.search.agent import ExecutorLimits
 from router.table.filling import TABLE_REPORTING
 from router.table.scores import table_score
 from router.table.table_delegation import described
-from router.trace.table import Schema
+from router.trace.table import Column, Schema
 from serving.config.config import Config
 from serving.config.file import load_config
 from serving.retrieval.lexical import LexicalIndex, write_lexical
@@ -87,6 +87,12 @@ class _Searcher:
         return self._passages[hits[0].row]
 
 
+def table_request(question: str, columns: Sequence[Column]) -> str:
+    """Return the text with which the agent is asked for a table, in training and in measuring."""
+    names = ", ".join(map(described, columns))
+    return f"{question}\n\nColumns, keys with a star: {names}"
+
+
 class TableAlone:
     """Writes the gold conversation of a single agent about one table.
 
@@ -109,8 +115,7 @@ class TableAlone:
         self._task = task
         self._left = searches
         self._note = ""
-        columns = ", ".join(map(described, task.schema.columns))
-        request = prompts.request(f"{task.question}\n\nColumns, keys with a star: {columns}")
+        request = prompts.request(table_request(task.question, task.schema.columns))
         self._turns = [DialogueTurn("system", SYSTEM), DialogueTurn("user", request)]
         self._rows = 0
 
@@ -291,6 +296,7 @@ def train(folder: Path, steps: int, threads: int) -> None:
     """Train the model, and save it in `folder`/model. Resumes an interrupted training."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(threads)
+    torch.manual_seed(5)  # for the new labels' embeddings
     tokenizer = load_tokenizer(TEACHER)
     model = Qwen3ForCausalLM.from_pretrained(TEACHER, dtype=torch.float32)
     model.config.max_position_embeddings = CONTEXT_TOKENS
@@ -356,8 +362,7 @@ async def fill(runtime: Runtime, question: Question, searches: int) -> Measured:
     agent = SingleAgent(role, runtime.retriever, limits)
     context = replace(runtime.context(1800), reporting=TABLE_REPORTING)
     columns = question.table.columns
-    names = ", ".join(map(described, columns))
-    request = f"{question.table.question}\n\nColumns, keys with a star: {names}"
+    request = table_request(question.table.question, columns)
     trajectory = await agent.run(request, context)
     outputs = trajectory.answering.outputs if trajectory.answering else ()
     rows = noted_rows([output.text for output in outputs], len(columns))
