@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from router.errors import BadConfig, StoreFailed
+from router.errors import JSON_ERRORS, BadConfig, StoreFailed, explained
 from serving.files import write_atomically
 
 _Line = TypeVar("_Line")
@@ -90,8 +90,8 @@ def read_json(
         content: _Line = decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise BadConfig(f"{path}: cannot be read ({error.strerror}); {advice}.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: {error}; {advice}.") from None
+    except JSON_ERRORS as error:
+        raise BadConfig(f"{path}: {explained(error)}; {advice}.") from None
     return content
 
 
@@ -133,8 +133,8 @@ def numbered_jsonl(
                     return
                 if line := line.removeprefix(b"\xef\xbb\xbf").strip():
                     yield number, decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{file}:{number}: {error}; {advice}.") from None
+    except JSON_ERRORS as error:
+        raise BadConfig(f"{file}:{number}: {explained(error)}; {advice}.") from None
     except OSError as error:
         raise BadConfig(
             f"{file}: cannot be read ({error.strerror}); correct the path, or make it readable."

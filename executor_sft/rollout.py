@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from executor_sft.asking import failures, in_flight
 from executor_sft.command import Count, StepOptions, show
@@ -288,7 +288,7 @@ class RolloutWorker(Frozen):
                     for executor in (self.capped if needed else ())
                 ]
                 rollouts.append(SubQueryRollout(teacher, student, tuple(capped)))
-        return msgspec.structs.replace(run, sub_queries=tuple(rollouts))
+        return structs.replace(run, sub_queries=tuple(rollouts))
 
     async def _sample(
         self,
@@ -338,7 +338,7 @@ class RolloutWorker(Frozen):
         async def sample(number: int, executor: Executor | None = None) -> Sample:
             execution = filled.executions[number]
             if executor:
-                context = msgspec.structs.replace(
+                context = structs.replace(
                     self.context(), reporting=TABLE_REPORTING, failures=failures
                 )
                 execution = await executor.run(execution.sub_query, number, context)
@@ -466,7 +466,7 @@ def rollout_worker(runtime: Runtime, capped: int = 3) -> RolloutWorker:
     """
     runtime = replace(runtime, asking={"execution": {"return_token_ids": True}})
     config = teacher_config(runtime.config)
-    one_search = msgspec.structs.replace(executor_limits(runtime.config.search), max_searches=1)
+    one_search = structs.replace(executor_limits(runtime.config.search), max_searches=1)
     warm = max(config.temperature, _TEMPERATURE)
     runtimes = [runtime, *(runtime.sampled(seed, warm) for seed in range(1, capped))]
     roles = [sampled.role("execution", config) for sampled in runtimes]

@@ -12,7 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, get_args
 
-import msgspec
+from msgspec import structs
 
 from executor_sft.call_cache import CachedModel, CallCache, KeptCall
 from executor_sft.step import digest_of
@@ -121,15 +121,15 @@ class Runtime:
         # Part of the cache key, because teacher and student may have models of the same name
         is_teacher = config == self.config.distillation.teacher
         if version is not None:
-            config = msgspec.structs.replace(config, model=version)
+            config = structs.replace(config, model=version)
         if name in self.asking and (config.engine or config.base_url):
-            config = msgspec.structs.replace(
+            config = structs.replace(
                 config,
                 extra_body={**self.asking[name], **config.extra_body},
             )
         if self.seed is not None and name in self.sampled_roles:
             temperature = config.temperature if self.temperature is None else self.temperature
-            config = msgspec.structs.replace(config, seed=self.seed, temperature=temperature)
+            config = structs.replace(config, seed=self.seed, temperature=temperature)
         price = price_of(config, self.config.prices)
         role = self.new_role(name, config, price=price, upstreams=self.upstreams)
         # No structured outputs: they would constrain the texts that the student is trained on.
@@ -287,7 +287,7 @@ async def open_runtime(
     Raises `BadConfig` if the config cannot be used here, `BadIndex` for a bad index, `BadVersion`
     for a bad adapter, and `UpstreamUnavailable` if an endpoint cannot be reached.
     """
-    config = msgspec.structs.replace(config, condenser=None)  # no conversations are rolled out
+    config = structs.replace(config, condenser=None)  # no conversations are rolled out
     also = dict(extra_roles)
     if config.distillation.judge:
         also["distillation.judge"] = config.distillation.judge

@@ -40,6 +40,7 @@ RolegateError                  `str(error)` is for people: what is wrong, where,
     └── MalformedOutput        the model's output cannot be parsed, even after a correction
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, dataclass_transform
@@ -52,6 +53,53 @@ JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
 """Exceptions that decoding untrusted JSON can raise: `RecursionError` if the JSON is nested too
 deeply, `UnicodeError` if a text contains half a surrogate pair, and `DecodeError` for other faults.
 """
+_WORDS = {
+    r"Expected `\w+` >= (\S+?)(\.0)?": r"must be at least \1",
+    r"Expected `\w+` <= (\S+?)(\.0)?": r"must be at most \1",
+    r"Expected `\w+` > (\S+?)(\.0)?": r"must be more than \1",
+    r"Expected `\w+` < (\S+?)(\.0)?": r"must be less than \1",
+    r"Expected `.+` of length (.+)": r"must have a length \1",
+    r"Expected `.+` matching regex (.+)": r"must match the regular expression \1",
+    r"Invalid enum value (.+)": r"cannot be \1",
+    r"Object contains unknown field (.+)": r"has the unknown field \1",
+    r"Object missing required field (.+)": r"lacks the required field \1",
+    r"Input data was truncated": "is incomplete, or contains half a surrogate pair",
+    r"maximum recursion depth .+": "is nested too deeply",
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "object": "an object",
+    "array": "a list",
+}
+
+
+def explained(error: Exception) -> str:
+    """Return the message of one of the `JSON_ERRORS` in plain words, with the place of the fault
+    first, such as "answer[1]: must be text, got a whole number".
+    """
+    text, _, place = str(error).partition(" - at `")
+    words = plain_words(text)
+    place = place.strip("$.`").replace("` in `$.", " of ")
+    return f"{place}: {words}" if place else words
+
+
+def plain_words(message: str) -> str:
+    """Return a message of msgspec in plain words, such as "must be a whole number, got text"."""
+    for pattern, words in _WORDS.items():
+        if match := re.fullmatch(pattern, message):
+            return match.expand(words)
+    if kinds := re.fullmatch(r"Expected `(.+)`, got `(.+)`", message):
+        wanted, given = (
+            " or ".join(
+                _KINDS.get(kind, kind) for kind in kind_names.split(" | ") if kind != "null"
+            )
+            for kind_names in kinds.groups()
+        )
+        return f"must be {wanted}, got {given or 'null'}"
+    return message
 
 
 Error = TypeVar("Error", bound=Exception)

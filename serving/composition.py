@@ -37,7 +37,7 @@ from router.edge.pages.runs import add_runs
 from router.edge.pages.usage import add_usage
 from router.edge.pages.versions import add_versions
 from router.edge.starting import answering_while_starting
-from router.errors import BadConfig, UpstreamError
+from router.errors import JSON_ERRORS, BadConfig, UpstreamError, explained
 from router.frozen import Frozen
 from router.ledger import Journal, Reconciler
 from router.ledger.reconciliation import VLLMCounts
@@ -513,10 +513,10 @@ def _held_out(path: str) -> list[HeldOutQuestion]:
         raise BadConfig(
             f"versions.held_out: {path} cannot be read ({error.strerror}); make it readable."
         ) from None
-    except msgspec.DecodeError as error:
+    except JSON_ERRORS as error:
         raise BadConfig(
-            f"versions.held_out: {path}: {error}; write on each line one JSON object with "
-            "`question` and `golden_answers`, neither of them empty (`$[0]` is the first line)."
+            f"versions.held_out: {path}: {explained(error)}; write on each line a JSON object "
+            "with `question` and `golden_answers`, neither of them empty (`[0]` is the first line)."
         ) from None
 
 

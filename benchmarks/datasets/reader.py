@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from benchmarks.datasets.question import BenchmarkQuestion
 from executor_sft.miniworld.questions import SubQuery
-from router.errors import BadCorpus
+from router.errors import JSON_ERRORS, BadCorpus, explained
 from router.frozen import Frozen
 from router.protocol import Passage
 from serving.documents.document import open_content
@@ -69,8 +69,8 @@ def read_entries(path: Path) -> Iterator[Entry]:
             plain, passages = FORMATS[known][1](row)
         except msgspec.DecodeError as error:
             raise BadCorpus(
-                f"{where}: {error}; correct or remove it (the row was read as {known}, the format "
-                "that its fields suggest)."
+                f"{where}: {explained(error)}; correct or remove it (the row was read as "
+                f"{known}, the format that its fields suggest)."
             ) from None
         name = file.absolute().parent.name if known in ("flashrag", "plain") else known
         question = BenchmarkQuestion(
@@ -317,7 +317,8 @@ def _lines(path: Path, file: BufferedIOBase) -> Iterator[tuple[str, Any]]:
         if line.strip():
             try:
                 yield f"{path}:{number}", msgspec.json.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except JSON_ERRORS as error:
                 raise BadCorpus(
-                    f"{path}:{number}: {error}; {_FETCH}, or write one JSON object per line."
+                    f"{path}:{number}: {explained(error)}; {_FETCH}, or write one JSON object for "
+                    "each line."
                 ) from None

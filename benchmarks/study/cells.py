@@ -14,7 +14,7 @@ from benchmarks.baselines.single_agent import PROMPTS, role_alone
 from benchmarks.study.plan import Pairs, Plan, StudyModel
 from executor_sft.runtime import adapter_name
 from executor_sft.step import config_settings, digest_of
-from router.errors import BadConfig
+from router.errors import BadConfig, explained
 from router.frozen import Frozen
 from serving.config.check import problems
 from serving.config.config import Config, RoleConfig
@@ -168,7 +168,7 @@ def _in_role(
         return msgspec.convert(described | model.settings, RoleConfig)
     except msgspec.ValidationError as error:
         raise BadConfig(
-            f"models.{name}.settings: {error}; write keys of a role of the config."
+            f"models.{name}.settings: {explained(error)}; write keys of a role of the config."
         ) from None
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from benchmarks.datasets.question import BenchmarkQuestion
 from benchmarks.datasets.reader import read_entries
 from executor_sft.command import Count
+from executor_sft.jsonl import read_json
 from router.errors import BadConfig
 from router.frozen import Frozen
 from router.protocol.sub_queries import normal_question
@@ -89,17 +90,7 @@ def read_plan(path: Path) -> Plan:
     """Return the plan in the file `path`, with absolute paths. Raises `BadConfig` if the plan is
     invalid.
     """
-    try:
-        plan = msgspec.toml.decode(path.read_bytes(), type=Plan)
-    except OSError as error:
-        raise BadConfig(f"{path}: cannot be read ({error.strerror}); name a TOML file.") from None
-    except msgspec.ValidationError as error:
-        text, _, where = str(error).partition(" - at `$")
-        raise BadConfig(
-            f"{path}: {where.strip('`').lstrip('.') or 'the file'}: {text}; see docs/study.md"
-        ) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: is not valid TOML ({error}); correct the file.") from None
+    plan = read_json(path, Plan, "see docs/study.md for the keys", msgspec.toml.decode)
     for name, model in plan.models.items():
         if model.adapter and model.settings:
             raise BadConfig(

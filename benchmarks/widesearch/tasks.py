@@ -8,7 +8,7 @@ import msgspec
 from benchmarks.widesearch.cell_rules import PREPROCESS, Criterion, Metric, Preprocess
 from benchmarks.widesearch.table_text import Table, Unreadable, norm_column, read_csv
 from executor_sft.jsonl import numbered_jsonl, read_jsonl
-from router.errors import BadCorpus
+from router.errors import JSON_ERRORS, BadCorpus, explained
 from router.frozen import Frozen
 from router.trace.table import Column, ColumnType
 
@@ -101,8 +101,8 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
     """
     try:
         evaluation = msgspec.json.decode(task.evaluation, type=_Evaluation)
-    except msgspec.DecodeError as error:
-        raise BadCorpus(f"{where}: evaluation: {error}; {_TASK}.") from None
+    except JSON_ERRORS as error:
+        raise BadCorpus(f"{where}: evaluation: {explained(error)}; {_TASK}.") from None
     rules = {name: Rule() for name in evaluation.unique_columns} | evaluation.eval_pipeline
     if not evaluation.unique_columns:
         raise BadCorpus(f"{where}: evaluation.unique_columns is empty; name the key columns in it.")

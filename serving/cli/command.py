@@ -31,8 +31,8 @@ from msgspec.inspect import (
     type_info,
 )
 
-from router.errors import BadConfig
-from serving.config.file import plain_words, preset
+from router.errors import BadConfig, explained
+from serving.config.file import preset
 from serving.field_docs import field_docs
 from serving.terminal import complain
 
@@ -157,9 +157,9 @@ def parse(
             values, options, strict=False, dec_hook=lambda kind, value: kind(value)
         )
     except msgspec.ValidationError as error:
-        reason, _, name = str(error).partition(" - at `$.")
-        name = name.rstrip("`").partition("[")[0]
-        must = plain_words(reason).partition(", got")[0]
+        name, _, reason = explained(error).partition(": ")
+        name = name.partition("[")[0]
+        must = reason.partition(", got")[0]
         raise BadConfig(f"--{name.replace('_', '-')}: {must}, got {values[name]!r}.") from None
 
 

@@ -17,7 +17,7 @@ from msgspec.inspect import (
     type_info,
 )
 
-from router.errors import BadConfig
+from router.errors import JSON_ERRORS, BadConfig, explained, plain_words
 from serving.config.check import problems
 from serving.config.config import Config, visit_texts
 
@@ -29,15 +29,6 @@ _ALIKE = 0.75
 """Min similarity (`difflib` ratio) at which an unknown key counts as a misspelling of a known key.
 `kynd` counts as a misspelling of `kind`, but `max_turns` does not count as one of `max_tokens`.
 """
-_RANGES = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
-_KINDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "object": "a table",
-    "array": "a list",
-}
 
 
 def load_config(path: Path) -> Config:
@@ -73,8 +64,10 @@ def parse_config(raw: bytes, path: Path) -> Config:
         config = msgspec.convert(tables, Config)
     except msgspec.ValidationError as error:
         raise BadConfig(f"{path}: {plain_error(str(error), tables)}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: is not valid TOML ({error}); correct the file.") from None
+    except JSON_ERRORS as error:
+        raise BadConfig(
+            f"{path}: is not valid TOML ({explained(error)}); correct the file."
+        ) from None
     folder = path.resolve().parent
     try:
         return visit_texts(config, partial(_resolved, Path.cwd() if folder == _PRESETS else folder))
@@ -146,9 +139,8 @@ def plain_error(message: str, tables: dict[str, Any]) -> str:
         return f"{_joined(key, missing[1])}: missing; add it to the file"
     if text.startswith("Invalid enum value") and isinstance(kind := _kind(place), LiteralType):
         return f"{key}: {text[13:]} is not possible; use {', '.join(map(str, kind.values))}"
-    problem = plain_words(text)
-    in_range = re.match(f"must be ({'|'.join(_RANGES.values())}) ", problem)
-    if in_range and (value := _value(tables, key)) is not None:
+    problem = plain_words(text).replace("an object", "a table")
+    if re.match("must be (at|more|less) ", problem) and (value := _value(tables, key)) is not None:
         problem += f", got {value}"
     return f"{key or 'the file'}: {problem}"
 
@@ -165,21 +157,6 @@ def _value(tables: dict[str, Any], key: str) -> Any:
             if value is not None:
                 return value
     return None
-
-
-def plain_words(message: str) -> str:
-    """Return a message of msgspec in plain words, such as "must be a whole number, got text"."""
-    if limit := re.fullmatch(r"Expected `\w+` ([<>]=?) (\S+?)(\.0)?", message):
-        return f"must be {_RANGES[limit[1]]} {limit[2]}"
-    if kinds := re.fullmatch(r"Expected `(.+)`, got `(.+)`", message):
-        wanted, given = (
-            " or ".join(
-                _KINDS.get(kind, kind) for kind in kind_names.split(" | ") if kind != "null"
-            )
-            for kind_names in kinds.groups()
-        )
-        return f"must be {wanted}, got {given or 'nothing'}"
-    return message
 
 
 def _joined(table: str, key: str) -> str:

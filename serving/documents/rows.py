@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from router.errors import BadCorpus
+from router.errors import JSON_ERRORS, BadCorpus, explained
 from router.frozen import Frozen
 from serving.documents.document import open_content
 from serving.documents.metadata import StoredPassage, metadata_of
@@ -33,7 +33,7 @@ class _RawRow(Frozen):
     tags: Any = None
 
 
-_NEEDS = "a row needs an id and a text, and may have a title"
+_NEEDS = "write one JSON object per line, with an id, a text and, if you like, a title"
 _decoder = msgspec.json.Decoder(_RawRow)
 
 
@@ -59,7 +59,7 @@ def has_rows(path: Path) -> bool:
         first = file.readline(_MAX_LINE_BYTES).removeprefix(codecs.BOM_UTF8)
     try:
         row = _decoder.decode(first)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except JSON_ERRORS:
         return False
     return row.text is not None or row.contents is not None
 
@@ -96,12 +96,8 @@ def _decoded(line: bytes, where: str) -> _RawRow:
         raise BadCorpus(
             f"{where}: is not UTF-8 at byte {error.start + 1} of the line; save the file as UTF-8."
         ) from error
-    except msgspec.ValidationError as error:
-        raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
-    except msgspec.DecodeError as error:
-        raise BadCorpus(
-            f"{where}: is not JSON ({error}); write one JSON object per line."
-        ) from error
+    except JSON_ERRORS as error:
+        raise BadCorpus(f"{where}: {explained(error)}; {_NEEDS}.") from error
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, _RawRow]]:
@@ -122,7 +118,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, _RawRow]]:
             try:
                 yield where, msgspec.convert(row, _RawRow)
             except msgspec.ValidationError as error:
-                raise BadCorpus(f"{where}: {error}; {_NEEDS}.") from error
+                raise BadCorpus(f"{where}: {explained(error)}; {_NEEDS}.") from error
 
 
 def _passage(row: _RawRow, where: str) -> StoredPassage:
@@ -136,7 +132,7 @@ def _passage(row: _RawRow, where: str) -> StoredPassage:
             title = ""
             text = row.contents
     if text is None:
-        raise BadCorpus(f"{where}: missing required field `text`; {_NEEDS}.")
+        raise BadCorpus(f"{where}: lacks the required field `text`; {_NEEDS}.")
     for name, value in (("id", str(row.id)), ("text", text)):
         if not value.strip():
             raise BadCorpus(f"{where}: {name} is empty; fill it in or remove the row.")

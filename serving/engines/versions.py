@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.errors import BadVersion
+from router.errors import JSON_ERRORS, BadVersion
 from router.frozen import Frozen
 from serving.files import flush, sha256_of
 
@@ -69,7 +69,7 @@ def verified(folder: Path) -> VersionManifest:
     path = folder / MANIFEST
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=VersionManifest)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise BadVersion(
             f"{path}: is not a valid manifest ({error}); publish the version again."
         ) from None

@@ -11,7 +11,7 @@ from typing import BinaryIO, Literal
 
 import msgspec
 
-from router.errors import BadIndex
+from router.errors import JSON_ERRORS, BadIndex
 from router.frozen import Frozen
 from serving.files import flush, sha256_of, write_atomically
 from serving.retrieval.embedder import Embedder
@@ -89,7 +89,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"{folder}: contains no finished index ({MANIFEST}: {error.strerror}); run `rolegate "
             "index build` with your files in `documents` of the config, or choose another folder."
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except JSON_ERRORS as error:
         raise BadIndex(
             f"{path}: is damaged, or was written by another version of rolegate ({error}); "
             "run `rolegate index build` again."

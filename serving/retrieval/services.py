@@ -17,7 +17,7 @@ from router.access import caller
 from router.calls import Readiness
 from router.edge.grpc.convert import to_proto
 from router.edge.grpc.convert_request import documents_from_proto
-from router.errors import JSON_ERRORS, BadRequest, UpstreamError
+from router.errors import JSON_ERRORS, BadRequest, UpstreamError, explained
 from router.frozen import Frozen
 from router.protocol import Passage
 from router.search import Indexes
@@ -182,7 +182,7 @@ def _decoded(body: bytes) -> _Body:
         return msgspec.json.decode(body, type=_Body)
     except JSON_ERRORS as error:
         raise BadRequest(
-            f"The body is invalid: {error}. "
+            f"The body is invalid: {explained(error)}. "
             'Send {"queries": ["…"], "topk": 3} or {"query_list": ["…"], "k": 3}.'
         ) from error
 

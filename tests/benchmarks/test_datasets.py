@@ -246,14 +246,14 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         (
             "q.jsonl",
             GOOD + '{"id": "2", "qeustion": "Who?"}\n',
-            "q.jsonl:2: .*missing required field `question`",
+            "q.jsonl:2: .*lacks the required field `question`",
         ),
         (
             "q.jsonl",
             GOOD + '{"id": "2", "question": "Who?", "answers": "Bo"}\n',
-            "q.jsonl:2: Expected `array`",
+            "q.jsonl:2: answers: must be a list",
         ),
-        ("q.jsonl", GOOD + '{"id": "2", "question": "Wh', "q.jsonl:2: .*truncated"),
+        ("q.jsonl", GOOD + '{"id": "2", "question": "Wh', "q.jsonl:2: .*is incomplete"),
         ("q.jsonl", GOOD + '["Who?"]', "q.jsonl:2: is not a JSON object"),
         ("q.jsonl", GOOD.encode("utf-16"), "q.jsonl:1: "),
         ("q.jsonl", GOOD.encode() + GOOD.replace("Ana", "Anä").encode("latin-1"), "q.jsonl:2: "),
@@ -268,7 +268,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         (
             "q.json",
             json.dumps([HOTPOT, HOTPOT | {"question": 1}]),
-            "q.json, item 2: Expected `str`, got `int`",
+            "q.json, item 2: question: must be text, got a whole number",
         ),
         ("q.json", json.dumps([HOTPOT, 1]), "q.json, item 2: is not a JSON object"),
         ("q.jsonl", json.dumps(MUSIQUE | {"answerable": False}), "q.jsonl:1: no answer"),
@@ -278,7 +278,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         (
             "q.jsonl",
             json.dumps(POPQA | {"possible_answers": '["painter'}),
-            "q.jsonl:1: .*truncated",
+            "q.jsonl:1: .*is incomplete",
         ),
     ],
 )

@@ -81,9 +81,10 @@ def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
         ('{"text": "One?", "answers": []}', "no right answer is given"),
         ('{"text": "One?", "answers": [" "]}', "no right answer is given"),
         ('{"answer": "1"}', "no question"),
-        ('{"text": "One?", "answer": 1}', "Expected"),
+        ('{"text": "One?", "answer": 1}', "answer: must be text or a list, got a whole number"),
         ("One?", "each line must be one JSON object"),
-        ('["One?"]', "Expected"),
+        ('["One?"]', "must be an object, got a list"),
+        ('{"text": "One?", "x": ' + "[" * 100_000, "is nested too deeply"),
     ],
 )
 def test_bad_lines_are_named(tmp_path: Path, line: str, why: str) -> None:

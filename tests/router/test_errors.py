@@ -1,34 +1,50 @@
-"""Errors that one process sends to another."""
+"""Faults of JSON and TOML in plain words."""
 
-import pickle
+from typing import Annotated, Literal
 
+import msgspec
 import pytest
+from msgspec import Meta, Struct
 
-from router.errors import (
-    BadConfig,
-    NoText,
-    Overloaded,
-    RolegateError,
-    StoreInUse,
-    UpstreamRefused,
-    UpstreamUnavailable,
+from router.errors import JSON_ERRORS, explained
+
+
+class _Row(Struct, forbid_unknown_fields=True):
+    number: Annotated[int, Meta(ge=1)]
+    name: Annotated[str, Meta(min_length=1, pattern="^a")] = "a"
+    kind: Literal["x", "y"] = "x"
+    parts: Annotated[list[int], Meta(max_length=2)] = []
+    by_name: dict[Annotated[str, Meta(max_length=3)], float | None] = {}
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("[]", "must be an object, got a list"),
+        ("{}", "lacks the required field `number`"),
+        ('{"number": 1, "size": 2}', "has the unknown field `size`"),
+        ('{"number": "1"}', "number: must be a whole number, got text"),
+        ('{"number": null}', "number: must be a whole number, got null"),
+        ('{"number": 0}', "number: must be at least 1"),
+        ('{"number": 1, "name": ""}', "name: must have a length >= 1"),
+        ('{"number": 1, "name": "b"}', "name: must match the regular expression '^a'"),
+        ('{"number": 1, "kind": "z"}', "kind: cannot be 'z'"),
+        ('{"number": 1, "parts": [1, "2"]}', "parts[1]: must be a whole number, got text"),
+        ('{"number": 1, "parts": [1, 2, 3]}', "parts: must have a length <= 2"),
+        ('{"number": 1, "by_name": {"ab": "c"}}', "by_name[...]: must be a number, got text"),
+        ('{"number": 1, "by_name": {"abcd": 1}}', "key of by_name: must have a length <= 3"),
+        ('{"number": 1', "is incomplete, or contains half a surrogate pair"),
+        ('{"number": 1, "name": "a\\ud800"}', "is incomplete, or contains half a surrogate pair"),
+        ("{number: 1}", "JSON is malformed: object keys must be strings (byte 1)"),
+    ],
 )
-
-ERRORS = [
-    BadConfig("is missing"),
-    StoreInUse("is in use", address="127.0.0.1:1"),
-    NoText("has no text", reasons={"a.pdf": "is empty"}),
-    Overloaded("is full", retry_after_s=2.0),
-    UpstreamRefused("no such model", endpoint="http://a/v1", lasting=True),
-    UpstreamUnavailable("is down", endpoint="http://a/v1", retry_after_s=1.5, throttled=True),
-]
+def test_a_fault_is_explained_with_its_place(row: str, why: str) -> None:
+    with pytest.raises(JSON_ERRORS) as error:
+        msgspec.json.decode(row, type=_Row)
+    assert explained(error.value) == why
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_pickled_error_keeps_all_that_it_says(error: RolegateError) -> None:
-    """Constructors that take keywords do not matter."""
-    if isinstance(error, UpstreamUnavailable):
-        error.role = "answer"
-    sent = pickle.loads(pickle.dumps(error))
-    assert type(sent) is type(error)
-    assert (str(sent), sent.args, vars(sent)) == (str(error), error.args, vars(error))
+def test_deep_nesting_is_explained() -> None:
+    with pytest.raises(RecursionError) as error:
+        msgspec.json.decode("[" * 100_000)
+    assert explained(error.value) == "is nested too deeply"

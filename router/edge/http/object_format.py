@@ -16,7 +16,7 @@ import msgspec
 
 from router.edge.asked_table import keys_of
 from router.edge.http.openai_reply import Written
-from router.errors import JSON_ERRORS, BadRequest
+from router.errors import JSON_ERRORS, BadRequest, explained
 from router.frozen import Frozen
 from router.table import Table, TableRequest
 from router.table.cell_value import canonical, is_mistyped
@@ -136,7 +136,7 @@ def object_format(schema: bytes) -> ObjectFormat:
     try:
         root = msgspec.json.decode(schema, type=_Node)
     except JSON_ERRORS as error:
-        raise BadRequest(f"schema: {error}; {_HINT}.") from None
+        raise BadRequest(f"schema: {explained(error)}; {_HINT}.") from None
     node = root
     rows = ""
     if len(root.properties) == 1:

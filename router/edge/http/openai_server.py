@@ -61,7 +61,7 @@ from router.edge.rendering import AnswerText, cited_answer, progress_line
 from router.edge.run_table import run_table
 from router.edge.running import Running, Work
 from router.edge.status import HTTP_STATUS, logged_failure
-from router.errors import JSON_ERRORS, BadRequest
+from router.errors import JSON_ERRORS, BadRequest, explained
 from router.models import Message
 from router.runs import Gateway, Observer, RequestOptions
 from router.runs.gateway import AnswerRequest, CompletionRequest
@@ -225,7 +225,9 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
             text=f"The body did not arrive within {within_s:g} s; send it faster."
         ) from None
     except JSON_ERRORS as error:
-        raise BadRequest(f"The body is not a valid request; correct it: {error}.") from None
+        raise BadRequest(
+            f"The body is not a valid request; correct it: {explained(error)}."
+        ) from None
 
 
 async def _result(run: Run, form: ObjectFormat | None, written: AnswerText | None = None) -> Result:

@@ -16,7 +16,7 @@ from cachetools import LRUCache, TTLCache
 from router.access import caller
 from router.edge.pages.site import Site, redirect
 from router.edge.status import error_as_seen_by
-from router.errors import BadRequest, NotFound, StoreFailed
+from router.errors import BadRequest, NotFound, StoreFailed, explained
 from router.runs import RunFilter, Runs
 from router.runs.archive import MAX_LISTED_CHARS, RunFigures, shortened
 from router.trace.run import RunKind, RunStatus
@@ -129,7 +129,9 @@ def run_filter(asked: dict[str, str]) -> RunFilter:
         fields |= {field: unix_time(asked[name]) for name, field in spans if name in asked}
         return msgspec.convert(fields, RunFilter)
     except msgspec.ValidationError as error:
-        raise BadRequest(f"Invalid filter: {error}; choose a value that the form offers.") from None
+        raise BadRequest(
+            f"Invalid filter: {explained(error)}; choose a value that the form offers."
+        ) from None
 
 
 def unix_time(text: str) -> float:

@@ -165,8 +165,8 @@ def test_unreadable_tasks_are_refused(folder: Path) -> None:
         read_tasks(folder)
     gold.write_bytes(originals[0])
     for original, damaged, why in (
-        ("number_near", "number_far", r"evaluation: Invalid enum value 'number_far'"),
-        ("eval_pipeline", "pipeline", "evaluation: Object missing required field `eval_pipeline`"),
+        ("number_near", "number_far", r"cannot be 'number_far'"),
+        ("eval_pipeline", "pipeline", "evaluation: lacks the required field `eval_pipeline`"),
         (
             'unique_columns\\": [\\"name\\"]',
             'unique_columns\\": []',

@@ -253,7 +253,10 @@ async def test_an_endpoint_without_tokens_is_refused_before_the_first_run(
     [
         (("own.toml", "rank", "temperature = 0.5\nrank"), "must be at least 0.7, got 0.5"),
         (("config.toml", "[roles.execution]", "[roles.execution]\ntop_p = 0.9"), "must be 1"),
-        (("own.toml", "rank", "weights = {agents = 'some'}\nrank"), "Invalid enum value 'some'"),
+        (
+            ("own.toml", "rank", "weights = {agents = 'some'}\nrank"),
+            "weights.agents: cannot be 'some'",
+        ),
     ],
 )
 async def test_biased_sampling_is_refused(

@@ -199,7 +199,7 @@ async def test_an_unknown_option_of_ours_is_refused(name: str) -> None:
 async def test_a_negative_limit_is_refused_by_the_name_that_was_sent(name: str) -> None:
     async with served(Deployment().gateway()) as session:
         status, reply = await posted(session, **{name: -4})
-    assert (status, f"$.{name}`" in reply["error"]["message"]) == (400, True)
+    assert (status, f": {name}: " in reply["error"]["message"]) == (400, True)
 
 
 @pytest.mark.parametrize(
@@ -401,16 +401,19 @@ async def test_unknown_tokens_are_null() -> None:
             "messages[1].content[0] is of type",
         ),
         ({"messages": [{"role": "user", "content": None}]}, "question is empty"),
-        ({"messages": [{"role": "user", "content": 3}]}, "`$.messages[0].content`"),
-        ({"messages": "Who?"}, "`$.messages`"),
-        ({"model": None}, "`$.model`"),
+        (
+            {"messages": [{"role": "user", "content": 3}]},
+            "messages[0].content: must be text or a list",
+        ),
+        ({"messages": "Who?"}, "messages: must be a list, got text"),
+        ({"model": None}, "model: must be text, got null"),
         ({"n": 2}, "n must be 1, got 2"),
         ({"tool_choice": "required"}, "tool_choice requires a tool call"),
         (
             {"response_format": {"type": "json_object"}},
             "The type 'json_object' of the response format is not",
         ),
-        ({"rolegate": {"index": "x"}}, "`$.rolegate.index`"),
+        ({"rolegate": {"index": "x"}}, "rolegate.index: must be a list, got text"),
         ({"rolegate": {"indexes": []}}, "unknown field `indexes`"),
         ({"rolegate": {"filter": {"titel": "x"}}}, "unknown field `titel`"),
         ({"rolegate": {"filter": {"to_date": "soon"}}}, "filter.to_date must be a date such as"),
@@ -418,11 +421,14 @@ async def test_unknown_tokens_are_null() -> None:
             {"rolegate": {"filter": {"tags": ["x"] * 9000}}},
             "; the limit is 4096; shorten its texts",
         ),
-        ({"rolegate": {"index": ["x"] * 1025}}, "length <= 1024 - at `$.rolegate.index`"),
-        ({"messages": [USER] * 10_001}, "length <= 10000 - at `$.messages`"),
+        (
+            {"rolegate": {"index": ["x"] * 1025}},
+            "rolegate.index: must have a length <= 1024",
+        ),
+        ({"messages": [USER] * 10_001}, "messages: must have a length <= 10000"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}] * 1025}]},
-            "length <= 1024 - at `$.messages[0].content`",
+            "messages[0].content: must have a length <= 1024",
         ),
         ({f"x{number}": number for number in range(2000)}, "fields; at most 1024 are allowed"),
         (
@@ -456,8 +462,11 @@ async def test_a_request_that_cannot_be_served_is_refused_in_openai_s_shape(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"input": [USER] * 10_001}, "length <= 10000 - at `$.input`"),
-        ({"rolegate": {"index": ["x"] * 1025}}, "length <= 1024 - at `$.rolegate.index`"),
+        ({"input": [USER] * 10_001}, "input: must have a length <= 10000"),
+        (
+            {"rolegate": {"index": ["x"] * 1025}},
+            "rolegate.index: must have a length <= 1024",
+        ),
     ],
 )
 async def test_lists_of_the_responses_api_are_limited(

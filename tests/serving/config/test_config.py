@@ -293,8 +293,16 @@ def test_two_indexes_cannot_share_a_partition(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["[roles", "max_rounds: 4\n", "{}", '{"roles": {}}', GOOD + "[retrieval]\n", "a = 1\na = 2\n"],
-    ids=["unclosed", "YAML", "braces", "JSON", "a table twice", "a key twice"],
+    [
+        "[roles",
+        "max_rounds: 4\n",
+        "{}",
+        '{"roles": {}}',
+        GOOD + "[retrieval]\n",
+        "a = 1\na = 2\n",
+        "a = " + "[" * 10_000,
+    ],
+    ids=["unclosed", "YAML", "braces", "JSON", "a table twice", "a key twice", "nested deeply"],
 )
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path, text: str) -> None:
     assert refused(tmp_path, text).startswith("is not valid TOML (")

@@ -60,7 +60,7 @@ def test_the_child_gives_the_same_parts_as_this_process(
 def test_errors_are_passed_on(tmp_path: Path, text: Path, reader: DocumentReader) -> None:
     """An error is raised in the parent, and the next file is read."""
     (tmp_path / "a.jsonl").write_text("{}")
-    with pytest.raises(BadCorpus, match=r"a\.jsonl:1: .*missing required field"):
+    with pytest.raises(BadCorpus, match=r"a\.jsonl:1: .*lacks the required field"):
         list(reader.read(tmp_path / "a.jsonl"))
     with pytest.raises(BadDocument, match=r"c\.txt: cannot be read \(No such file"):
         list(reader.read(tmp_path / "c.txt"))

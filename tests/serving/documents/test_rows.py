@@ -67,12 +67,12 @@ def test_rows_of_flashrag_are_read(tmp_path: Path, contents: str, title: str, te
 @pytest.mark.parametrize(
     ("row", "error"),
     [
-        (b"{not json}", "not JSON"),
+        (b"{not json}", "JSON is malformed"),
         (b'["a", "first"]', "a list, not an object"),
-        (b"7", "expected `object`"),
-        (b'{"title": "A", "text": "first"}', "missing required field `id`"),
-        (b'{"id": "b", "title": "A"}', "missing required field `text`"),
-        (b'{"id": [7], "text": "first"}', "got `array` - at `$.id`"),
+        (b"7", "must be an object"),
+        (b'{"title": "A", "text": "first"}', "lacks the required field `id`"),
+        (b'{"id": "b", "title": "A"}', "lacks the required field `text`"),
+        (b'{"id": [7], "text": "first"}', "id: must be a whole number or text, got a list"),
         (b'{"id": "b", "text": ""}', "text is empty"),
         (b'{"id": "b", "text": " \\n"}', "text is empty"),
         (b'{"id": "b", "contents": "\\n"}', "text is empty"),
@@ -126,7 +126,7 @@ def test_every_container_has_the_same_columns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"id": ["a", "b"], "text": ["first", None]}, ":2: missing required field `text`"),
+        ({"id": ["a", "b"], "text": ["first", None]}, ":2: lacks the required field `text`"),
         (
             {"question": ["a"], "answer": ["b"]},
             ": its columns are question, answer; rename two to id and text",
