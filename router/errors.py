@@ -64,6 +64,7 @@ _WORDS = {
     r"Object contains unknown field (.+)": r"has the unknown field \1",
     r"Object missing required field (.+)": r"lacks the required field \1",
     r"Input data was truncated": "is incomplete, or contains half a surrogate pair",
+    r"'utf-8' codec can't decode bytes? .+ in position (\d+).*": r"is not UTF-8 from byte \1 on",
     r"maximum recursion depth .+": "is nested too deeply",
 }
 _KINDS = {

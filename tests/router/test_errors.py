@@ -44,6 +44,12 @@ def test_a_fault_is_explained_with_its_place(row: str, why: str) -> None:
     assert explained(error.value) == why
 
 
+def test_another_encoding_is_explained() -> None:
+    with pytest.raises(JSON_ERRORS) as error:
+        msgspec.toml.decode("a = 'caf\xe9'".encode("latin-1"))
+    assert explained(error.value) == "is not UTF-8 from byte 8 on"
+
+
 def test_deep_nesting_is_explained() -> None:
     with pytest.raises(RecursionError) as error:
         msgspec.json.decode("[" * 100_000)
