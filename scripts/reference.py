@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, get_args
 
 from google.protobuf.descriptor_pb2 import (
     DescriptorProto,
@@ -17,14 +18,20 @@ from google.protobuf.descriptor_pb2 import (
     FileDescriptorSet,
 )
 from google.rpc import code_pb2
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 
 from router import errors
 from router.calls import Readiness, Upstreams
+from router.calls.replicas import BreakerState
 from router.edge.status import HTTP_STATUS, STATUS
 from router.runs import Admission
 from router.search.report_cache import ReportCounts
+from router.trace.call import Outcome, Purpose, RoleName
+from router.trace.run import RunKind, RunStatus
+from router.trace.table import TableOutcome
+from router.trace.values import AnswerOutcome
 from serving.telemetry.metrics import Gauges, Metrics
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,6 +87,198 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
     ),
 }
 """Remedy of each error: the sentence in the column `remedy` of docs/errors.md."""
+_METRICS_OPENING = """\
+# Metrics
+
+A gateway serves these metrics for Prometheus at the path `/metrics` of the address in the config
+key [`telemetry.metrics`](configuration.md#telemetry), without a key:
+
+```toml
+[telemetry]
+metrics = "127.0.0.1:9464"
+```
+
+The names of counters end in `_total`. A histogram has the suffixes `_bucket`, `_sum` and `_count`.
+[Operating](operating.md#what-to-watch) names the metrics to watch first, ready alerts, and a
+dashboard for Grafana. `make docs` makes this page.
+
+- A *call* asks a model for one output. It is made of one or more *attempts*, that is, requests to a
+  model endpoint: if one fails, the gateway tries again.
+- A *deployment* is the place where a model is served: `engines.NAME` for an engine that the gateway
+  starts, the address of an endpoint (`base_url`), or the provider if LiteLLM calls the model.
+- A *fallback role* takes over the calls of a role whose own model is unavailable (the config key
+  `roles.NAME.fallbacks`).
+- A *circuit breaker* stops the attempts at a deployment after five failures in a row. Then it lets
+  single attempts through, until one succeeds.
+
+| name | kind | labels | meaning |
+|---|---|---|---|"""
+_LABELS_OPENING = """
+`rolegate_process_…` describe the gateway's process.
+
+## Labels
+
+| label | metrics | values |
+|---|---|---|"""
+_VALUES: tuple[tuple[str, str, tuple[object, ...], dict[str, str]], ...] = (
+    (
+        "role",
+        "all with this label",
+        (RoleName,),
+        {
+            "delegation": "delegator",
+            "execution": "executors; also a reranker's calls",
+            "answer": "answerer",
+            "judge": "`[distillation.judge]`",
+        },
+    ),
+    (
+        "purpose",
+        "`rolegate_calls_total`",
+        (Purpose,),
+        {
+            "first": "first attempt of a call",
+            "retry": "after an attempt that failed",
+            "correction": "the previous output was malformed",
+            "shortened": "the previous prompt was too long",
+            "fallback": "by a fallback role",
+            "shadow": "by an executor version on trial",
+            "condense": "rewrites a follow-up question",
+            "rerank": "reorders the passages of a search",
+        },
+    ),
+    (
+        "outcome",
+        "`rolegate_calls_total`",
+        (Outcome,),
+        {
+            "completed": "complete output",
+            "wasted": "complete output that was discarded",
+            "connect_error": "the endpoint was not reached",
+            "unavailable": "the endpoint failed, or the connection broke",
+            "refused": "the endpoint refused the request",
+            "content_refused": "the model or a content filter declined",
+            "protocol_error": "invalid reply",
+            "cancelled": "by the gateway",
+            "failed": "any other error",
+            "interrupted": "the gateway was killed",
+        },
+    ),
+    (
+        "outcome",
+        "`rolegate_runs_total`; empty for the kinds `complete` and `execute`, and without a result",
+        (AnswerOutcome, TableOutcome),
+        {
+            "answered": "the delegator found the evidence sufficient",
+            "filled": "the delegator wanted no more rows, and nothing was left to look up",
+            "rounds_exhausted": "`search.max_rounds` was reached",
+            "rows_exhausted": "the limit of rows was reached",
+            "tasks_exhausted": "the limit of executors' work was reached",
+            "time_exhausted": "the time ran out",
+            "budget_exhausted": "budget or quota was used up",
+            "delegation_failed": "the delegator failed",
+            "no_search": "the delegator asked for no search",
+            "out_of_scope": "words that the demo's models do not know",
+            "not_found": "the reports have no answer",
+            "clarify": "the answer is a question to the user",
+        },
+    ),
+    (
+        "kind",
+        "`rolegate_runs_total`, `rolegate_run_seconds`",
+        (RunKind,),
+        {
+            "answer": "a question",
+            "table": "a table",
+            "complete": "one completion by a role's model",
+            "execute": "one sub-query",
+            "shadow": "repeats a finished run with another executor version",
+        },
+    ),
+    (
+        "status",
+        "`rolegate_runs_total`",
+        (RunStatus,),
+        {
+            "finished": "with a result",
+            "failed": "with an error",
+            "cancelled": "on request, or because the client disconnected",
+            "interrupted": "the gateway stopped or was killed",
+            "running": "",
+        },
+    ),
+    (
+        "state",
+        "`rolegate_breaker_state`",
+        (BreakerState,),
+        {
+            "closed": "attempts are made",
+            "open": "no attempts are made",
+            "half_open": "one attempt probes the deployment",
+        },
+    ),
+)
+"""Labels whose values are listed in the code: the label, its metrics, the types that list its
+values, and the meaning of each value. A value with an empty meaning does not occur in metrics.
+"""
+_OTHER_VALUES = (
+    (
+        "kind",
+        "`rolegate_tokens_total`",
+        "`prompt`, `completion`; as parts of these: `cached`, `reasoning`",
+    ),
+    (
+        "report",
+        "`rolegate_sub_queries_total`",
+        "`kept` (report from the cache), `shared` (report of another run's executor), "
+        "`worked` (report of the run's own executor)",
+    ),
+    (
+        "quota",
+        "those of quotas",
+        "`requests_per_day`, `tokens_per_day`, `usd_per_day`, and the same with `_per_month`",
+    ),
+    (
+        "part",
+        "`rolegate_ready`",
+        "`store`, `retrieval`, `indexes.NAME`, `retrieval.embedder`, `roles.NAME`, "
+        "`engines.NAME`, `tools.NAME`; `draining` while the gateway stops",
+    ),
+    (
+        "rpc",
+        "those of requests",
+        "gRPC: the full name, such as `/rolegate.v1.AnswerService/Answer`; "
+        "HTTP: the path, such as `/v1/chat/completions`",
+    ),
+    (
+        "code",
+        "`rolegate_requests_total`",
+        "gRPC: the name of the status, such as `OK`; "
+        "HTTP: the number, such as `200`, and `499` if the client disconnected",
+    ),
+    (
+        "error",
+        "`rolegate_searches_total`",
+        "empty on success; otherwise the name of the error's class, such as `UpstreamUnavailable`",
+    ),
+    ("reason", "`rolegate_run_failures_total`", "the reasons of [errors.md](errors.md)"),
+    (
+        "tenant",
+        "all with this label",
+        "the names of the first 50 tenants; `other` for all others",
+    ),
+    (
+        "deployment",
+        "all with this label",
+        "see above; such as `engines.executor`, `http://127.0.0.1:8001/v1` or `litellm:openai`",
+    ),
+    (
+        "model",
+        "`rolegate_calls_total`",
+        "the model's name in the config, or the name of an executor version",
+    ),
+)
+"""Further labels: the label, its metrics, and a description of its values."""
 _SECTIONS = {"message": 4, "enum": 5, "service": 6, "field": 2, "value": 2, "method": 2}
 """Field numbers in protobuf's descriptor messages, by kind of definition. The path that identifies
 a comment consists of them and of indexes.
@@ -109,27 +308,32 @@ def errors_page() -> str:
 
 
 def metrics_page() -> str:
-    """Return the page of metrics in Markdown: one row for each metric."""
-    lines = [
-        "# Metrics",
-        "",
-        "`telemetry.metrics` names the address at which Prometheus reads them. Counters end in",
-        "`_total`, histograms have `_bucket`, `_sum` and `_count`. `make docs` makes this page.",
-        "",
-        "| name | kind | labels | |",
-        "|---|---|---|---|",
-    ]
+    """Return the page of metrics in Markdown: one row for each metric, and one for each label."""
     gauges = Gauges(Admission(), Upstreams(), ReportCounts(), Readiness(), lambda: 0.0)
-    metrics = [*gauges.collect(), *vars(Metrics()).values()]
-    rows = [row for metric in metrics for row in _rows(metric)]
-    return "\n".join([*lines, *sorted(rows), ""])
+    process = ProcessCollector(namespace="rolegate", registry=CollectorRegistry())
+    metrics = [*gauges.collect(), *vars(Metrics()).values(), *process.collect()]
+    rows = sorted(row for metric in metrics for row in _rows(metric))
+    return "\n".join([_METRICS_OPENING, *rows, _LABELS_OPENING, *_label_rows(), ""])
+
+
+def _label_rows() -> Iterator[str]:
+    """Yield the rows of the table of labels. Raises `ValueError` if a value has no meaning yet."""
+    for label, where, types, meanings in _VALUES:
+        values = {value for kind in types for value in get_args(kind)}
+        if values != set(meanings):
+            raise ValueError(f"_VALUES, {label}: differs in {sorted(values ^ set(meanings))}.")
+        texts = [f"`{value}` ({text})" for value, text in meanings.items() if text]
+        yield f"| `{label}` | {where} | {', '.join(texts)} |"
+    for label, where, text in _OTHER_VALUES:
+        yield f"| `{label}` | {where} | {text} |"
 
 
 def _rows(metric: object) -> Iterator[str]:
     """Yield the rows for a metric; nothing for any other object."""
     if not isinstance(metric, Metric | MetricWrapperBase):
         return
-    labels = ", ".join(f"`{label}`" for label in getattr(metric, "_labelnames", ()))
+    names: Any = getattr(metric, "_labelnames", ())
+    labels = ", ".join(f"`{label}`" for label in names)
     families = [metric] if isinstance(metric, Metric) else metric.describe()
     for family in families:
         name = f"{family.name}_total" if family.type == "counter" else family.name

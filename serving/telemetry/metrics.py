@@ -76,7 +76,7 @@ class Metrics:
             registry=registry,
         )
         self._requests = counter("requests", "Finished requests", "rpc", "code")
-        self._request_s = histogram("request", "Duration of requests", "rpc")
+        self._request_s = histogram("request", "Duration of requests in seconds", "rpc")
         self._runs = counter(
             "runs",
             "Finished runs",
@@ -87,14 +87,14 @@ class Metrics:
         )
         self._failures = counter(
             "run_failures",
-            "Runs that failed or were interrupted. The reasons are those of docs/errors.md",
+            "Runs that failed or were interrupted",
             "reason",
             "tenant",
         )
         self._quota_left = Gauge(
             "rolegate_quota_left_ratio",
-            "Part of a tenant's quota that is not spent, from 0 to 1. The tenant other stands "
-            "for all tenants after the first 50, and has the smallest of their parts",
+            "Share of a tenant's quota that is left, from 0 to 1. After the first 50 tenants, "
+            "all others share the label `other`, with the smallest share among them",
             ("tenant", "quota"),
             registry=registry,
         )
@@ -104,7 +104,7 @@ class Metrics:
             "tenant",
             "quota",
         )
-        self._run_s = histogram("run", "Duration of runs", "kind")
+        self._run_s = histogram("run", "Duration of runs in seconds", "kind")
         self._calls = counter(
             "calls",
             "Attempts of model calls",
@@ -113,8 +113,10 @@ class Metrics:
             "purpose",
             "outcome",
         )
-        self._call_s = histogram("call", "Duration of attempts of model calls", "role")
-        self._first_token_s = histogram("first_token", "Time to the first token", "role")
+        self._call_s = histogram("call", "Duration of attempts of model calls in seconds", "role")
+        self._first_token_s = histogram(
+            "first_token", "Seconds from an attempt to its first token", "role"
+        )
         self._tokens = counter(
             "tokens",
             "Tokens of model calls. Prompt tokens include cached tokens, and completion tokens "
@@ -126,16 +128,16 @@ class Metrics:
         self._wasted = counter(
             "wasted_tokens", "Tokens of attempts whose output was discarded", "role"
         )
-        self._unknown = counter("uncounted_calls", "Attempts with unknown token counts", "role")
+        self._unknown = counter(
+            "uncounted_calls", "Attempts of model calls with unknown token counts", "role"
+        )
         self._dollars = counter(
             "cost_usd", "Cost in US dollars of calls with a known price", "role", "tenant"
         )
-        self._searches = counter(
-            "searches", "Finished searches. The label error is empty on success", "error"
-        )
-        self._search_s = histogram("search", "Duration of searches")
+        self._searches = counter("searches", "Finished searches", "error")
+        self._search_s = histogram("search", "Duration of searches in seconds")
         self._lag_s = histogram(
-            "event_loop_lag", "Delay with which the event loop runs a timer", buckets=_LAG_SECONDS
+            "event_loop_lag", "Delay of the event loop's timers, in seconds", buckets=_LAG_SECONDS
         )
 
     def request_began(self, method: str, metadata: Mapping[str, str]) -> None:
@@ -251,7 +253,8 @@ class Gauges(Collector):
         yield gauge("rolegate_runs_queued", "Runs that wait to start", value=self.admission.waiting)
         yield gauge(
             "rolegate_store_lag_seconds",
-            "Age of the oldest change of a run that is in the log and not in the database",
+            "Age in seconds of the oldest change of a run that is in the write-ahead log but not "
+            "yet in the database; 0 if there is none",
             value=self.lag_s(),
         )
         yield _family(
@@ -278,7 +281,7 @@ class Gauges(Collector):
         yield _family(
             counter,
             "fallbacks",
-            "Calls that a fallback role made",
+            "Calls that a fallback role took over",
             ((name, role.fallbacks) for name, role in roles),
             "role",
         )
@@ -305,7 +308,7 @@ class Gauges(Collector):
         yield _family(
             gauge,
             "endpoint_calls_in_flight",
-            "Model calls in flight at the deployment",
+            "Attempts of model calls in flight at the deployment",
             ((name, endpoint.in_flight) for name, endpoint in endpoints),
             "deployment",
         )
@@ -314,8 +317,7 @@ class Gauges(Collector):
             yield _family(
                 counter,
                 "sub_queries",
-                "Sub-queries by origin of the report: kept (in the cache), shared (by another "
-                "run) or worked (by an executor of the run)",
+                "Sub-queries, by the origin of their reports",
                 asdict(self.reports).items(),
                 "report",
             )
