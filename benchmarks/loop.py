@@ -74,7 +74,9 @@ class Options(harness.Options):
     held_out: Count = 200
     """number of held-out questions, which are asked before and after the training"""
     max_questions: Count = 1500
-    """max number of questions to ask while the gateway decides about promoting a version"""
+    """max number of questions to ask until the gateway has promoted the trained version, and as
+    many until it has rolled back the bad version
+    """
     in_flight: Count = 8
     """number of questions to ask at the same time"""
     work: Path | None = None

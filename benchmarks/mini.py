@@ -46,11 +46,13 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     seed: int = 11
-    """seed of the world; with every seed, the world's names are unknown to the demo's models"""
+    """seed of the world; the demo's models have not seen the names of any such world"""
     questions: Count = 200
     """number of questions about the world"""
     models: Path | None = msgspec.field(name="config", default=None)
-    """config with the models (default: the preset mini)"""
+    """config file with the models to measure (default: the preset mini, which has the demo's
+    models)
+    """
     in_flight: Count = 8
     """number of questions to ask at the same time"""
 

@@ -70,16 +70,16 @@ class Options(StepOptions):
     filtered: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft filter`"""
     model: Path
-    """folder of the student's model, with its tokenizer"""
+    """folder of the model to train, with its tokenizer"""
     role: Literal["execution", "delegation"] = "execution"
     """role whose turns become rows"""
     thinking: bool | None = None
-    """value of this role's key `thinking` in the config, true or false (default: the config has no
-    such key)
+    """true or false: value of the key `thinking` of this role in the config. Training and serving
+    must agree (default: for a config without this key)
     """
     system_role: bool = True
-    """value of this role's key `system_role` in the config, true or false; with false, prompts have
-    no system message
+    """true or false: value of the key `system_role` of this role in the config. With false, prompts
+    have no system message (default: true)
     """
 
 

@@ -37,8 +37,8 @@ class Options(Frozen):
     trained: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft train`, or of `rolegate sft reinforce`"""
     evaluation: Path | None = None
-    """evaluation.json of `rolegate sft evaluate`, to store in the version's manifest (default:
-    store no evaluation)
+    """file evaluation.json that `rolegate sft evaluate` wrote; it is stored in the version's
+    manifest (default: no evaluation is stored)
     """
     step: Count | None = None
     """publish the adapter of this step of `rolegate sft reinforce` (default: the last step)"""

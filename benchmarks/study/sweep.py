@@ -57,7 +57,9 @@ class Options(harness.Options):
     """Options of the sweep."""
 
     plan: Path = msgspec.field(name="config")
-    """file with the plan of the sweep (TOML)"""
+    """TOML file with the plan of the sweep: questions, models, their combinations and the number of
+    answers. docs/study.md has an example
+    """
     out: Path
     """folder for the results; an unfinished sweep in this folder is resumed"""
     ray: str | None = None

@@ -70,25 +70,31 @@ class Options(StepOptions):
 
     config: Path
     questions: Path
-    """file of questions with right answers, or of tables with right rows (JSON lines)"""
+    """file of questions with right answers, or of requests for tables with right rows. Each line is
+    JSON, such as {"question": "When …?", "answer": "1864"}
+    """
     exclude: tuple[Path, ...] = ()
     """files of held-out questions (JSON lines); leave out questions that are the same as, or nearly
     the same as, a held-out question
     """
     recipe: str = "marl-mini"
-    """recipe with the settings of the training: marl-mini, or a TOML file"""
+    """settings of the training, such as the learning rate: marl-mini (for the demo's models), or a
+    TOML file with the keys of this recipe
+    """
     roles: tuple[Trained, ...] = get_args(Trained)
     """roles to train: delegator, executor or both"""
     executor: str = BASE
-    """start of the executor's training: base (the config's model, with a new adapter), or the
-    folder of an adapter to train further
+    """adapter (LoRA) of the executor to begin with: base (a new adapter for the config's model), or
+    the folder of an adapter to train further
     """
     delegator: str = BASE
-    """start of the delegator's training: base (the config's model, with a new adapter), or the
-    folder of an adapter to train further
+    """adapter (LoRA) of the delegator to begin with: base (a new adapter for the config's model),
+    or the folder of an adapter to train further
     """
     model: Path | None = None
-    """folder of the base model; needed for roles with base_url instead of engine in the config"""
+    """folder with the weights of the trained roles' model; needed if a trained role has base_url
+    instead of engine in the config (default: the model of the engine)
+    """
     steps: Count = 20
     """total number of training steps; each step updates each adapter once"""
     concurrency: Count = 8
