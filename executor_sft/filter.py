@@ -144,8 +144,8 @@ def run(options: Options) -> int:
     show(manifest.figures, as_json=options.json)
     if not options.best and not manifest.figures["strata"].get("teacher_multi"):
         complain(
-            "No sample has a second search by the teacher (stratum teacher_multi), so the executor "
-            "would not learn when to search again; roll out more questions."
+            "For no kept sample, the teacher had to search twice (group teacher_multi), so the "
+            "executor would not learn when to search again; roll out more questions."
         )
     return 0
 

@@ -76,7 +76,7 @@ def publish(
     if manifest.origin.step == "reinforce":
         source = f"steps/{step or figures['steps']:04}/{figures['executor']}"
     elif step:
-        raise BadConfig("--step: applies only to results of sft reinforce; leave it out.")
+        raise BadConfig("--step: applies only to results of `sft reinforce`; leave it out.")
     files = {}
     for name, digest in manifest.files.items():
         if name.startswith(f"{source}/"):

@@ -166,6 +166,7 @@ def _worse(evaluated: Path) -> str:
     if gain["high"] >= 0:
         return ""
     return (
-        "the new executor is worse than the old one: its exact match differs by "
-        f"{gain['mean']:+.3f}, at best by {gain['high']:+.3f} (95 % confidence); log more runs."
+        "the new executor is worse than the old one: its share of right answers changes by "
+        f"{gain['mean']:+.3f} (95 % interval: up to {gain['high']:+.3f}). Log more runs; set a "
+        "new --work."
     )

@@ -150,8 +150,8 @@ def begin_cell(folder: Path, cell: SweepCell) -> Path:
         return Step.begin(folder / CELLS / cell.folder, cell.name, {}, cell.settings).folder
     except BadConfig as error:
         raise BadConfig(
-            f"the settings of {cell.name} have changed, so its old and new results cannot be "
-            f"combined: {error}"
+            f"the settings of {cell.name} have changed, so its new results would not fit the old "
+            f"ones: {error}"
         ) from None
 
 

@@ -150,7 +150,7 @@ async def measure(options: Options) -> Figures:
     """
     written = options.topology != "wide"
     if options.judge == options.no_judge:
-        raise BadRequest("give either --judge or --no-judge.")
+        raise BadRequest("give exactly one of --judge and --no-judge.")
     if (options.judge or written) != bool(options.models):
         raise BadRequest(
             f"--config: {'leave it out' if options.models else 'give one'}; it names the models "
@@ -158,7 +158,7 @@ async def measure(options: Options) -> Figures:
         )
     if written and options.address:
         raise BadRequest(
-            "a gateway fills tables only with the topology wide; leave out --topology or --address."
+            f"--topology {options.topology}: works without a gateway; leave out --address."
         )
     if options.ray and not written:
         raise BadRequest(
@@ -166,7 +166,7 @@ async def measure(options: Options) -> Figures:
         )
     if not (options.address or options.responses or written):
         raise BadRequest(
-            "there is nothing to score; give --responses FILE, or --address HOST:PORT."
+            "there are no responses to score; give --responses FILE, or --address HOST:PORT."
         )
     need("widesearch", "dateparser", "pandas")
     tasks = read_tasks(options.tasks)
@@ -283,8 +283,8 @@ async def _ask(
         await in_flight(attempt, left, options.in_flight, "asking")
     if failed:
         raise BadRequest(
-            f"{len(failed):,} of {len(left):,} questions failed; run the same command again to "
-            "ask only the failed questions."
+            f"{len(failed):,} of {len(left):,} tables failed; the same command requests only "
+            "these again."
         )
 
 

@@ -177,7 +177,7 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
     if recipe.temperature < _MIN_TEMPERATURE:
         raise BadConfig(
             f"recipe: temperature must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; "
-            "engines report probabilities at temperature 1, so the ratios would be biased."
+            "raise it. Engines report probabilities at temperature 1, so ratios would be wrong."
         )
     policies: list[Policy] = []
     for trained in options.roles:
@@ -272,8 +272,8 @@ async def _trained(
             write_atomically(out / STATE, msgspec.msgpack.encode(state))
             _record(out, state.rows)
             complain(
-                f"step {number} of {options.steps}: reward {row['reward']:.3f}, "
-                f"{row['mixed_groups']:.0%} of the groups with unequal rewards, "
+                f"step {number} of {options.steps}: mean reward {row['reward']:.3f}; runs had "
+                f"different rewards for {row['mixed_groups']:.0%} of the questions; "
                 f"{row['seconds']:.1f} s; about {(options.steps - number) * row['seconds']:.0f} s "
                 "left"
             )

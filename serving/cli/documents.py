@@ -69,7 +69,9 @@ def documents(arguments: Sequence[str]) -> int:
 def _upload(client: Client, options: UploadOptions) -> bool:
     """Upload files; a file replaces a document of the same name."""
     if options.name and len(options.files) > 1:
-        raise BadConfig("--name: names a single file, but several are given; upload one at a time.")
+        raise BadConfig(
+            "--name: several files cannot have the same name; give one file, or leave out --name."
+        )
     for number, file in enumerate(options.files, 1):
         wait = options.wait and number == len(options.files)
         document = client.upload(file, options.name, wait=wait)
