@@ -3,9 +3,9 @@ are about a mini world whose names no model has seen.
 
 1. A gateway serves the untuned executor. Clients ask questions and send the right answers as
    feedback.
-2. `rolegate sft retrain` trains a version from these runs. The version starts on shadow traffic.
-   While clients keep asking, the gate (a statistical test in the gateway) promotes the version to
-   canary, and then to the active version.
+2. `rolegate sft retrain` trains a version from these runs. The version starts as a shadow, which
+   repeats finished runs. While clients keep asking, the gate (a statistical test in the gateway)
+   makes the version a canary, which serves a share of the runs, and then the active version.
 3. A version that was degraded on purpose starts as a canary, and the gate rolls it back.
 """
 

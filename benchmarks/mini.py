@@ -1,6 +1,6 @@
-"""Measure the exact match on questions about an unseen mini world (a generated, fictional world),
-and the loss that each role causes. Questions are asked over gRPC, with real vLLM and real
-retrieval.
+"""Measure the exact match (share of answers that equal the right answer) on questions about an
+unseen mini world (a generated, fictional world), and the loss that each role causes. Questions are
+asked over gRPC, with real vLLM and real retrieval.
 
 Each question is answered in three ways: by a whole run; with the right (gold) sub-queries given, so
 that only executor and answerer can fail; and with the right (gold) reports given, so that only the

@@ -1,11 +1,11 @@
 """`rolegate sft dataset`: turn filtered trajectories into tokenized training rows.
 
 A row trains one turn (one message of the model). It has the tokens of the prompt, as the serving
-engine reads them, and then the tokens of the turn; only the turn's tokens have a loss. The turn's
-tokens are the ones that the engine returned. If the engine returned none, or if another model wrote
-the turn, the turn's text is tokenized instead. TRL can train on rows.jsonl without any conversion,
-from `input_ids` with `labels` or with `assistant_masks`. The column `messages` has prompt and turn
-as text.
+engine reads them, and then the tokens of the turn; only the turn's tokens count in the loss. The
+turn's tokens are the ones that the engine returned. If the engine returned none, or if another
+model wrote the turn, the turn's text is tokenized instead. TRL can train on rows.jsonl without any
+conversion, from `input_ids` with `labels` or with `assistant_masks`. The column `messages` has
+prompt and turn as text.
 
 Each turn has its own row, because chat templates remove the thinking from earlier turns. Only the
 last turn of a conversation therefore has the same tokens in training and in serving (TBSS, appendix

@@ -8,8 +8,8 @@ once. New adapters are written to OUT/steps, and loaded under new names.
 
 steps.jsonl and curves.png show the progress. After an interruption, the same command resumes the
 unfinished step, and repeats no finished model call. To continue a finished training, pass a higher
-`--steps`; to end a stopped training, pass the number of its last step. `rolegate sft publish OUT`
-publishes the executor's last adapter as a version.
+`--steps`; to finish a training that stopped early, pass the number of its last complete step.
+`rolegate sft publish OUT` publishes the executor's last adapter as a version.
 """
 
 import asyncio

@@ -1,9 +1,10 @@
 """`rolegate sft tables`: make tables with known right rows, for training and evaluation.
 
-1. Seeds are read from a file, or sampled from the config's index. The model of `[synthesis]` writes
-   a request for a table about each seed. A seed with a question and columns is already a request.
-2. Each request is answered twice, independently: with another seed, or with another config, such
-   as one with other documents or another executor.
+1. The seeds are documents, or requests for tables. They are read from a file, or passages are
+   sampled from the config's index. The model of `[synthesis]` writes a request for a table about
+   each seed that is a document.
+2. Each request is answered twice, independently: with another random seed, or with another config,
+   such as one with other documents or another executor.
 3. The answers are compared cell by cell. If they agree well enough, the table is kept, without the
    rows and cells in which they differ. All other tables are counted under the reason.
 
@@ -67,7 +68,7 @@ class Options(StepOptions):
     """
     second: Path | None = None
     """config file for the second answer to each request (default: the same config for both answers,
-    with different seeds)
+    with different random seeds)
     """
     executor: str = BASE
     """executor that fills the tables: base (the config's executor), or the folder of a LoRA adapter

@@ -84,8 +84,8 @@ class TermsOptions(GatewayOptions):
     """Options of commands that ask for an answer or a table."""
 
     request_id: Name = ""
-    """Idempotency key, a text of your choice: if an earlier request had the same key, its stored
-    result is returned, and nothing is spent again.
+    """Idempotency key, a text of your choice: if a request of the last 24 hours had the same key,
+    its stored result is returned, and nothing is spent again.
     """
     max_total_tokens: Tokens | None = None
     """Spend at most this many tokens, prompt and completion of all models together. When they are
@@ -188,7 +188,9 @@ class AskOptions(TermsOptions, kw_only=True):
     if that is not set, the language of the question).
     """
     length: Length | None = None
-    """Length of the answer (default: answer.length of the gateway's config)."""
+    """Length of the answer: short (only the name, date or number asked for), sentence, or paragraph
+    (two to six sentences) (default: answer.length of the gateway's config).
+    """
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 
@@ -250,7 +252,7 @@ class ChatOptions(GatewayOptions):
     Commands (`:` works in place of `/`):
 
       /new                  begin a new conversation
-      /index [NAME ...]     search these indexes, or all
+      /index [NAME ...]     search only these indexes; without NAME, search all
       /right                say that the last answer was right
       /wrong [RIGHT ANSWER] say that the last answer was wrong
       /usage                show the tokens and the cost of this chat's answers, by role
@@ -263,7 +265,9 @@ class ChatOptions(GatewayOptions):
     if that is not set, the language of the question).
     """
     length: Length | None = None
-    """Length of the answers (default: answer.length of the gateway's config)."""
+    """Length of the answers: short (only the name, date or number asked for), sentence, or
+    paragraph (two to six sentences) (default: answer.length of the gateway's config).
+    """
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 

@@ -129,7 +129,9 @@ class AdoptOptions(EmbedderOptions, kw_only=True):
     faiss: File
     """FAISS file with the vectors, written by faiss.write_index."""
     corpus: Annotated[Path, shown_as("FILE.jsonl")]
-    """JSON-lines file with the indexed texts, in the order of the vectors."""
+    """JSON-lines file with the indexed texts, in the order of the vectors. Each line has "id",
+    "title" and "text", or "id" and "contents".
+    """
     out: Folder
     """Write the index to this new folder."""
 

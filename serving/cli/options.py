@@ -202,8 +202,8 @@ class CertificateOptions(Options):
 
     ca: File | None = None
     """Connect with TLS, and trust only the CA certificate in this PEM file. Needed if the gateway's
-    config has [server.tls] (without it, there is no TLS; with --certificate, there is TLS with the
-    CAs that gRPC trusts by default).
+    config has [server.tls] (default: no TLS; or, with --certificate, TLS with the CAs that gRPC
+    trusts by default).
     """
     certificate: File | None = None
     """Connect with TLS, and send the client certificate in this PEM file. Needed if the gateway's

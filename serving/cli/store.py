@@ -205,7 +205,7 @@ async def _back_up(options: BackupOptions) -> None:
     """Copy a SQLite store into one file.
 
     The copy contains every answer that clients have received so far, and can be restored without
-    the log folder. A gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
+    any other file. A gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
     """
     await _copied(options, "copying", lambda database, file, _: database.copy(file))
     print(f"{options.file}: {options.file.stat().st_size:,} bytes")
@@ -329,7 +329,7 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
 
 
 class ExportOptions(StoreOptions, kw_only=True):
-    """Write runs with their traces into a file that `datasets.load_dataset` can read."""
+    """Write runs with their traces into a file that Hugging Face's `load_dataset` can read."""
 
     out: File
     """Write to this file, which ends in .jsonl or .parquet. For .parquet, install the extra

@@ -77,7 +77,8 @@ class FillOptions(TermsOptions, kw_only=True):
     out: File | None = None
     """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
-    """For each column of the table, also write a column with the sources of its values to --out."""
+    """Also write to --out, for each column of the table, a column with the sources of its values.
+    """
     NEEDS: ClassVar = {"sources": "out", "closed": "rows"}
 
 
