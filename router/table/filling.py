@@ -107,7 +107,7 @@ _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
 class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Limits of the run of a table."""
+    """Limits of a run that fills a table."""
 
     width: Annotated[int, Meta(ge=1, le=1000)] = 10
     """Max executors that work on a table at a time."""
@@ -129,9 +129,9 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     max_rows: _Count = 2000
     """Max rows of a table."""
     discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 50
-    """For each value of a condition, such as "Vorland", the gateway itself searches for this value.
-    This is the number of passages of such a search; 0 for no such searches. The gateway looks in
-    the passages for names of further rows, which `ask_left_out` then checks.
+    """Number of passages of each search that the gateway itself makes for a value of a condition,
+    such as "Vorland"; 0 for no such searches. In the passages, the gateway looks for names of
+    further rows, which `ask_left_out` then checks.
     """
     ask_left_out: bool = True
     """Whether names that no executor has reported as a row are checked, too: names in lists next to

@@ -519,8 +519,8 @@ class VersionsConfig(Section):
     held_out: File | None = None
     """File of held-out questions: a JSON object with `question` and `golden_answers` on each line.
     Before the gate promotes a canary, the active version and the canary answer all these questions,
-    and the canary must pass (see `gate`). The tenant `default` pays for the answers. Absent: the
-    gate promotes no canary, but operators can promote it.
+    and the canary must pass (see `[versions.gate]`). The tenant `default` pays for the answers.
+    Absent: the gate promotes no canary, but operators can promote it.
     """
     gate: GateConfig = GateConfig()
 
