@@ -195,6 +195,6 @@ def _instead(text: str) -> tuple[RoleName, _Instead]:
         return msgspec.convert(role, RoleName), instead
     except (msgspec.ValidationError, ValueError):
         raise BadConfig(
-            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE. ROLE is one of "
-            f"{', '.join(get_args(RoleName))}; SHARE is a number above 0 and at most 1000."
+            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*FACTOR. ROLE is one of "
+            f"{', '.join(get_args(RoleName))}; FACTOR is a number above 0 and at most 1000."
         ) from None
