@@ -63,7 +63,7 @@ class Options(harness.Options):
     questions: Count = 6
     """number of questions per setting"""
     blocks: tuple[int, ...] = (1, 2, 4, 8)
-    """sizes of blocks to measure, in sub-queries"""
+    """numbers of sub-queries in a block to measure"""
     speeds: tuple[float, ...] = (
         25.0,
         50.0,

@@ -46,7 +46,7 @@ class Options(harness.Options):
     questions: Count = 300
     """number of questions per training world"""
     asked: Count = 200
-    """number of questions about the held-out world, for the evaluation"""
+    """number of questions for the evaluation; they are about another world than the training"""
     work: Path | None = None
     """folder for the results of each step; the same command with the same folder resumes (default:
     a temporary folder)

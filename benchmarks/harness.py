@@ -98,7 +98,7 @@ class Child(Frozen):
         self.process.stdin.write(line + b"\n")
         if not (reply := await self.process.stdout.readline()):
             raise RolegateError(
-                f"{' '.join(self.words)}: ended too early; its output above says why."
+                f"the process that printed {' '.join(self.words)!r} ended; see its output above."
             )
         return reply
 
@@ -120,7 +120,7 @@ async def child(module: str, *arguments: str) -> AsyncIterator[Child]:
     try:
         if not (line := await process.stdout.readline()):
             raise RolegateError(
-                f"{module} ended before it was ready (code {await process.wait()}); see its output."
+                f"{module} ended too early (status {await process.wait()}); see its output above."
             )
         yield Child(process, line.decode().split(), psutil.Process(process.pid))
     finally:
@@ -137,7 +137,9 @@ async def run_sft(command: str, *arguments: object) -> None:
     words = map(str, (sys.executable, "-m", "executor_sft", command, *arguments))
     process = await asyncio.create_subprocess_exec(*words, stdout=sys.stderr)
     if status := await process.wait():
-        raise RolegateError(f"rolegate sft {command} ended with status {status}; see its message.")
+        raise RolegateError(
+            f"rolegate sft {command} ended with status {status}; its message is above."
+        )
 
 
 def cpu_s(process: psutil.Process) -> float:

@@ -50,17 +50,19 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     data: tuple[Path, ...]
-    """folders with corpus.jsonl and questions.jsonl"""
+    """folders with corpus.jsonl (the passages) and questions.jsonl, as `rolegate sft mini-world`
+    writes them
+    """
     out: Path
     """folder for indexes and measurements; measurements in it are not repeated"""
     passages: tuple[int, ...] = (10_000, 100_000, 1_000_000)
     """numbers of passages of the indexes"""
     factories: tuple[str, ...] = ("Flat", "HNSW32,SQ8", "IVF,SQ8", "IVF,PQ48")
-    """index factory strings of FAISS; for IVF without a number, the benchmark chooses a number of
-    lists that suits the size of the index
+    """FAISS index types to measure, as index factory strings. For IVF without a number of lists,
+    the benchmark chooses a number that suits the size of the index
     """
     memory_gb: float = 4.0
-    """max memory for building an index in GiB, as in the config key `retrieval.memory_gb`"""
+    """max memory in GiB for building an index; a build that needs more fails"""
 
 
 class Measured(Frozen):

@@ -3,9 +3,9 @@ are about a mini world whose names no model has seen.
 
 1. A gateway serves the untuned executor. Clients ask questions and send the right answers as
    feedback.
-2. `rolegate sft retrain` trains a version from these runs. The version starts on shadow traffic.
-   While clients keep asking, the gate (a statistical test in the gateway) promotes the version to
-   canary, and then to the active version.
+2. `rolegate sft retrain` trains a version from these runs. The version starts as a shadow, which
+   repeats finished runs. While clients keep asking, the gate (a statistical test in the gateway)
+   makes the version a canary, which serves a share of the runs, and then the active version.
 3. A version that was degraded on purpose starts as a canary, and the gate rolls it back.
 """
 
@@ -74,7 +74,9 @@ class Options(harness.Options):
     held_out: Count = 200
     """number of held-out questions, which are asked before and after the training"""
     max_questions: Count = 1500
-    """max number of questions to ask while the gateway decides about promoting a version"""
+    """max number of questions to ask until the gateway has promoted the trained version, and as
+    many until it has rolled back the bad version
+    """
     in_flight: Count = 8
     """number of questions to ask at the same time"""
     work: Path | None = None

@@ -1,10 +1,9 @@
-"""Measure how many of the tables that `rolegate sft tables` keeps are right, at different
-thresholds.
+"""Measure how many of the tables that `rolegate sft tables` keeps are right, for different values
+of its option `--consistency`.
 
 Reads results of `rolegate sft tables` whose seeds are requests with right rows, such as
-questions.jsonl of `rolegate sft mini-world --wide`. At each threshold of `--consistency`, the kept
-and the dropped tables are compared with the right rows. A dropped table is the table that would
-have been made.
+questions.jsonl of `rolegate sft mini-world --wide`. For each value of `--consistency`, the kept
+tables, and the tables that are dropped because of it, are compared with the right rows.
 
 kept, dropped    number of tables
 good             share of these tables with an item F1 of at least 0.95

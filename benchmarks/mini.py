@@ -1,6 +1,6 @@
-"""Measure the exact match on questions about an unseen mini world (a generated, fictional world),
-and the loss that each role causes. Questions are asked over gRPC, with real vLLM and real
-retrieval.
+"""Measure the exact match (share of answers that equal the right answer) on questions about an
+unseen mini world (a generated, fictional world), and the loss that each role causes. Questions are
+asked over gRPC, with real vLLM and real retrieval.
 
 Each question is answered in three ways: by a whole run; with the right (gold) sub-queries given, so
 that only executor and answerer can fail; and with the right (gold) reports given, so that only the
@@ -46,11 +46,13 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     seed: int = 11
-    """seed of the world; with every seed, the world's names are unknown to the demo's models"""
+    """seed of the world; the demo's models have not seen the names of any such world"""
     questions: Count = 200
     """number of questions about the world"""
     models: Path | None = msgspec.field(name="config", default=None)
-    """config with the models (default: the preset mini)"""
+    """config file with the models to measure (default: the preset mini, which has the demo's
+    models)
+    """
     in_flight: Count = 8
     """number of questions to ask at the same time"""
 

@@ -185,8 +185,8 @@ class Options(harness.Options):
     folder)
     """
     litellm: Path | None = None
-    """path of Python in an environment with litellm[proxy]; needed to measure LiteLLM's proxy
-    server
+    """path of the Python interpreter of an environment with litellm[proxy], such as
+    ~/litellm/bin/python; needed to measure LiteLLM's proxy server
     """
 
 

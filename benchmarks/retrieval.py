@@ -30,14 +30,19 @@ class Options(harness.Options):
     """Options of the benchmark."""
 
     data: Path
-    """folder with corpus.jsonl and questions.jsonl"""
+    """folder with corpus.jsonl (the passages) and questions.jsonl, as `rolegate sft mini-world`
+    writes them
+    """
     index: Path | None = None
     """folder of the corpus's index, which is built if missing (default: a temporary folder)"""
     vectors: str = "Flat"
-    """kind of vector index, as in the config key `retrieval.vectors`"""
+    """type of the FAISS index: Flat (exact search), or an approximate one such as HNSW32,SQ8 or
+    IVF4096,PQ48
+    """
     milvus: str | None = None
-    """address of a Milvus server to search in; uses the partition `bench` of the collection `bench`
-    (default: search with FAISS)
+    """URL of a Milvus server to search in instead of FAISS, such as http://127.0.0.1:19530. The
+    passages are written to the partition `bench` of its collection `bench` (default: search with
+    FAISS)
     """
 
 

@@ -37,7 +37,7 @@ def agreed(question: str) -> bool:
     Raises `BadRequest` if there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise BadRequest("There is no terminal to confirm the cost; pass --yes.")
+        raise BadRequest("There is no terminal to confirm the cost; pass --yes to confirm it.")
     return input(f"{question} [y/N] ").strip().casefold() in ("y", "yes")
 
 

@@ -1,11 +1,11 @@
 """`rolegate sft dataset`: turn filtered trajectories into tokenized training rows.
 
 A row trains one turn (one message of the model). It has the tokens of the prompt, as the serving
-engine reads them, and then the tokens of the turn; only the turn's tokens have a loss. The turn's
-tokens are the ones that the engine returned. If the engine returned none, or if another model wrote
-the turn, the turn's text is tokenized instead. TRL can train on rows.jsonl without any conversion,
-from `input_ids` with `labels` or with `assistant_masks`. The column `messages` has prompt and turn
-as text.
+engine reads them, and then the tokens of the turn; only the turn's tokens count in the loss. The
+turn's tokens are the ones that the engine returned. If the engine returned none, or if another
+model wrote the turn, the turn's text is tokenized instead. TRL can train on rows.jsonl without any
+conversion, from `input_ids` with `labels` or with `assistant_masks`. The column `messages` has
+prompt and turn as text.
 
 Each turn has its own row, because chat templates remove the thinking from earlier turns. Only the
 last turn of a conversation therefore has the same tokens in training and in serving (TBSS, appendix
@@ -70,16 +70,16 @@ class Options(StepOptions):
     filtered: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft filter`"""
     model: Path
-    """folder of the student's model, with its tokenizer"""
+    """folder of the model to train, with its tokenizer"""
     role: Literal["execution", "delegation"] = "execution"
     """role whose turns become rows"""
     thinking: bool | None = None
-    """value of this role's key `thinking` in the config, true or false (default: the config has no
-    such key)
+    """true or false: value of the key `thinking` of this role in the config. Training and serving
+    must agree (default: for a config without this key)
     """
     system_role: bool = True
-    """value of this role's key `system_role` in the config, true or false; with false, prompts have
-    no system message
+    """true or false: value of the key `system_role` of this role in the config. With false, prompts
+    have no system message (default: true)
     """
 
 

@@ -56,19 +56,24 @@ class Options(StepOptions):
 
     config: Path
     questions: Path
-    """file of held-out questions with right answers, or of tables with right rows (JSON lines)"""
+    """file of held-out questions with right answers, or of requests for tables with right rows.
+    Each line is JSON, such as {"question": "When …?", "answer": "1864"}
+    """
     executors: tuple[str, ...] = (BASE,)
-    """executors to compare: base (the config's executor), teacher (the config's teacher), or
-    folders of adapters; the first is the baseline
+    """executors to compare: base (the config's executor), teacher (the model of
+    distillation.teacher in the config), or folders of LoRA adapters. All others are compared with
+    the first
     """
     delegators: tuple[str, ...] = (BASE,)
-    """delegators to compare: base (the config's delegator), or folders of adapters; every delegator
-    is combined with every executor
+    """delegators to compare: base (the config's delegator), or folders of LoRA adapters. Every
+    delegator is combined with every executor
     """
     rollouts: Count = 4
     """number of answers to each question with each executor; each answer has a different seed"""
     temperature: Annotated[float, Meta(ge=0)] | None = None
-    """sampling temperature of all roles but the judge (default: as in the config)"""
+    """sampling temperature of all roles except the judge (default: each role's temperature in the
+    config)
+    """
     limit: Count | None = None
     """number of questions to use, from the beginning of the file (default: all)"""
     concurrency: Count = 8

@@ -76,8 +76,8 @@ class Options(StepOptions):
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
     """result folders of `rolegate sft rollout` or `rolegate sft mine`"""
     mix: str = ""
-    """max samples of each stratum listed above, as STRATUM=N,… (default: no limits); the TBSS paper
-    uses student_single=1000,teacher_single=500,teacher_multi=668
+    """max trajectories to keep of each group above. The TBSS paper uses
+    student_single=1000,teacher_single=500,teacher_multi=668 (default: no limits)
     """
     none: bool = False
     """keep all trajectories with a report, right or wrong, to measure the effect of the filter;
@@ -90,7 +90,7 @@ class Options(StepOptions):
     the same as, or nearly the same as, a held-out question
     """
     seed: int = 1
-    """seed for choosing samples at random when a stratum has more samples than --mix allows"""
+    """seed of the random choice that is made if a group has more trajectories than --mix allows"""
 
 
 class FilteredSample(Frozen):
@@ -144,8 +144,8 @@ def run(options: Options) -> int:
     show(manifest.figures, as_json=options.json)
     if not options.best and not manifest.figures["strata"].get("teacher_multi"):
         complain(
-            "No sample has a second search by the teacher (stratum teacher_multi), so the executor "
-            "would not learn when to search again; roll out more questions."
+            "For no kept sample, the teacher had to search twice (group teacher_multi), so the "
+            "executor would not learn when to search again; roll out more questions."
         )
     return 0
 

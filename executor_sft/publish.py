@@ -37,8 +37,8 @@ class Options(Frozen):
     trained: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft train`, or of `rolegate sft reinforce`"""
     evaluation: Path | None = None
-    """evaluation.json of `rolegate sft evaluate`, to store in the version's manifest (default:
-    store no evaluation)
+    """file evaluation.json that `rolegate sft evaluate` wrote; it is stored in the version's
+    manifest (default: no evaluation is stored)
     """
     step: Count | None = None
     """publish the adapter of this step of `rolegate sft reinforce` (default: the last step)"""
@@ -76,7 +76,7 @@ def publish(
     if manifest.origin.step == "reinforce":
         source = f"steps/{step or figures['steps']:04}/{figures['executor']}"
     elif step:
-        raise BadConfig("--step: applies only to results of sft reinforce; leave it out.")
+        raise BadConfig("--step: applies only to results of `sft reinforce`; leave it out.")
     files = {}
     for name, digest in manifest.files.items():
         if name.startswith(f"{source}/"):

@@ -37,20 +37,25 @@ class Options(ConnectionOptions, kw_only=True):
     work: Path
     """folder for the result folders of all steps; the same command with the same folder resumes"""
     evaluation: Path
-    """file of held-out questions with right answers (JSON lines); they are never trained on"""
+    """file of held-out questions, for comparing the new version with the model before the training;
+    never trained on. Each line is JSON, such as {"question": "When …?", "answer": "1864"}
+    """
     model: Path | None = None
-    """folder of the student's weights (default: the model that the executor's engine serves)"""
+    """folder with the weights of the model to train (default: the model that the executor's engine
+    serves)
+    """
     recipe: str = "mini"
-    """recipe with the settings of the training: mini (for the demo's model), paper-qwen3-1.7b, or a
-    TOML file
+    """settings of the training, such as the learning rate: mini (for the demo's model), or a TOML
+    file with the keys of `executor_sft/recipes/mini.toml`; it must train a LoRA adapter
     """
     mix: str = ""
-    """max trajectories of each stratum, as STRATUM=N,…; see `rolegate sft filter --help` (default:
-    no limits)
+    """max trajectories of each kind to train on, such as
+    student_single=1000,teacher_single=500,teacher_multi=668, where single and multi are the number
+    of searches (default: no limits)
     """
     min_trajectories: Count = 100
-    """stop before the training if fewer trajectories (work on one sub-query) pass the filter; for
-    comparison, 500 questions of the demo gave 1,298 trajectories
+    """stop before the training if fewer trajectories pass the filter. A trajectory is an executor's
+    work on one sub-query; 500 questions of the demo gave 1,298 trajectories
     """
     rollouts: Count = 1
     """in the evaluation: number of answers to each held-out question with each executor"""
@@ -161,6 +166,7 @@ def _worse(evaluated: Path) -> str:
     if gain["high"] >= 0:
         return ""
     return (
-        "the new executor is worse than the old one: its exact match differs by "
-        f"{gain['mean']:+.3f}, at best by {gain['high']:+.3f} (95 % confidence); log more runs."
+        "the new executor is worse than the old one: its share of right answers changes by "
+        f"{gain['mean']:+.3f} (95 % interval: up to {gain['high']:+.3f}). Log more runs; set a "
+        "new --work."
     )

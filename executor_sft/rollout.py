@@ -94,8 +94,8 @@ class RolloutOptions(StepOptions, kw_only=True):
     (default: work in this process)
     """
     capped: Count = 3
-    """number of further tries, each with only one search, of a sub-query for which the teacher
-    searched more than once
+    """if the teacher searched more than once for a sub-query, let it try this sub-query this many
+    times again, each time with only one search
     """
 
 
@@ -103,21 +103,31 @@ class Options(RolloutOptions, kw_only=True):
     """Options of `rollout`."""
 
     questions: Path
-    """file of questions with right answers, or of requests for tables (JSON lines)"""
+    """file of questions with right answers, or of requests for tables. Each line is JSON, such as
+    {"question": "When …?", "answer": "1864"}; a request for a table has columns instead of answer
+    """
     exclude: tuple[Path, ...] = ()
     """files of held-out questions (JSON lines); leave out questions that are the same as, or nearly
     the same as, a held-out question
     """
     group: Annotated[int, Meta(ge=2)] | None = None
-    """answer each question this many times, without a teacher (default: run teacher and student)"""
+    """answer each question this many times with different seeds, without a teacher (default: run
+    teacher and student)
+    """
     temperature: Annotated[float, Meta(ge=_TEMPERATURE)] = 1.0
     """with --group: sampling temperature of all roles"""
     executor: str = BASE
-    """with --group: base (the config's executor), or the folder of an adapter for the executor"""
+    """with --group: executor to use: base (the config's executor), or the folder of a LoRA adapter
+    for it
+    """
     delegator: str = BASE
-    """with --group: base (the config's delegator), or the folder of an adapter for the delegator"""
+    """with --group: delegator to use: base (the config's delegator), or the folder of a LoRA
+    adapter for it
+    """
     topology: TopologyName = "factorized"
-    """with --group: factorized (no managers), or host (managers between delegator and executors)"""
+    """with --group: how the models share the work: factorized (no managers), or host (with the
+    managers of the config between delegator and executors)
+    """
 
 
 class Verdict(Frozen):

@@ -192,7 +192,9 @@ class Runtime:
         tools.
         """
         if not self.config.managers:
-            raise BadConfig("managers: the config has no managers; add a table [managers.NAME].")
+            raise BadConfig(
+                "managers: the topology host needs managers; add a table [managers.NAME]."
+            )
         for manager, section in self.config.managers.items():
             if section.tools:
                 raise BadConfig(

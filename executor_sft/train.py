@@ -53,9 +53,11 @@ class Options(StepOptions):
     dataset: Annotated[Path, POSITIONAL]
     """result folder of `rolegate sft dataset`"""
     model: Path
-    """folder of the base model, from which the training starts"""
+    """folder of the model to train"""
     recipe: str = "mini"
-    """recipe with the settings of the training: mini, paper-qwen3-1.7b, or a TOML file"""
+    """settings of the training, such as the learning rate: mini (for the demo's model),
+    paper-qwen3-1.7b (for Qwen3-1.7B), or a TOML file with the keys of these recipes
+    """
     threads: Count | None = None
     """number of CPU threads (default: one per core)"""
 

@@ -205,9 +205,9 @@ class Administration:
         """
         if at is not None and not time.time() < at <= _LAST_TIME:
             raise BadRequest(
-                f"expire_time: {at:.0f} is "
-                f"{'after the year 9999' if at > _LAST_TIME else 'not in the future'}; give "
-                "another Unix time."
+                f"expire_time: the Unix time {at:.0f} is "
+                f"{'after the year 9999' if at > _LAST_TIME else 'not in the future'}; give a "
+                "time from now to the year 9999."
             )
         key = await self._known(key_id)
         return await self._change("expire_key", key, {"revoked_at": at}, ends_at=at)

@@ -231,10 +231,9 @@ class BudgetExhausted(RolegateError):
     it may help to wait until these calls have ended.
     """
     left: Remaining | None = None
-    """The rest of the limit, if a call with a smaller output limit may fit into it; None if a
-    smaller call would be refused too. Limits per minute differ: a call that exceeds the whole limit
-    gets the whole limit as `left`. A smaller call gets None, because it can wait for the next
-    minute.
+    """The rest of the exceeded limit, if a call with a smaller output limit may fit into it; else
+    None. For a limit per minute: the whole limit, if the call is larger than it; else None, because
+    the call can wait for the next minute.
     """
 
 

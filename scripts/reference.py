@@ -73,7 +73,7 @@ REMEDIES: dict[type[errors.RolegateError], str] = {
     ),
     errors.UpstreamUnavailable: "Retry later; `rolegate check --live` shows what is down.",
     errors.UpstreamRefused: "Correct the role's model name, key or parameters.",
-    errors.ContextTooLong: "Lower `retrieval.top_k`, or serve the model with a longer context.",
+    errors.ContextTooLong: "Lower `search.top_k`, or serve the model with a longer context.",
     errors.ContentRefused: "Ask another question, or use another model for the role.",
     errors.UpstreamProtocolError: (
         "Check that the address in the config belongs to an OpenAI-compatible endpoint."

@@ -459,14 +459,20 @@ def main() -> None:
     training = commands.add_parser("train", help="train the model")
     training.add_argument("folder", type=Path, help="folder for the model and its checkpoint")
     training.add_argument(
-        "--steps", type=int, default=1200, help="rows to train on (default: 1200)"
+        "--steps", type=int, default=1200, help="training steps, one row each (default: 1200)"
     )
-    training.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads")
-    measuring = commands.add_parser("measure", help="fill the tables of a test world")
-    measuring.add_argument("world", type=Path, help="folder that `sft mini-world --wide` wrote")
+    training.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="CPU threads (default: all cores)"
+    )
+    measuring = commands.add_parser(
+        "measure", help="fill the tables of a test world, and score them"
+    )
+    measuring.add_argument("world", type=Path, help="folder of `sft mini-world --wide`")
     measuring.add_argument("model", type=Path, help="folder of the trained model")
-    measuring.add_argument("--searches", type=int, nargs="+", default=[60], help="max searches")
-    measuring.add_argument("--json", type=Path, help="file to write each table's figures to")
+    measuring.add_argument(
+        "--searches", type=int, nargs="+", default=[60], help="max searches per table"
+    )
+    measuring.add_argument("--json", type=Path, help="write each table's figures to this file")
     options = parser.parse_args()
     if options.command == "train":
         train(options.folder, options.steps, options.threads)

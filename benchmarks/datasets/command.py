@@ -29,15 +29,19 @@ class Options(harness.Options):
     """Options of `rolegate bench datasets`."""
 
     paths: Annotated[tuple[Path, ...], POSITIONAL]
-    """files of questions, or folders with questions.jsonl"""
+    """files of questions (JSON, JSON lines, CSV or XLSX) in the formats of HotpotQA,
+    2WikiMultihopQA, MuSiQue, PopQA, Bamboogle, BrowseComp, FlashRAG or TBSS; or folders with
+    questions.jsonl
+    """
     sample: Count | None = None
-    """draw at most this number of questions of each data set at random (default: all)"""
+    """choose at most this many questions of each data set at random (default: use all questions)"""
     seed: int = 42
     """seed of the random sample"""
     out: Path | None = None
-    """write the drawn questions to this file (JSON lines)"""
+    """write the chosen questions to this file (JSON lines)"""
     corpus: Path | None = None
-    """write all paragraphs that the question files contain to this file, as a corpus (JSON lines)
+    """write all paragraphs that the question files contain, as in HotpotQA, to this file, as
+    documents to index (JSON lines)
     """
 
 

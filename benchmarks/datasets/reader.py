@@ -224,7 +224,9 @@ def _decrypted(text: Any, canary: str) -> str:
         encrypted = base64.b64decode(text, validate=True)
         return bytes(map(xor, encrypted, cycle(key))).decode()
     except (TypeError, ValueError) as error:
-        raise msgspec.ValidationError(f"cannot be decrypted with its canary ({error})") from None
+        raise msgspec.ValidationError(
+            f"its texts cannot be decrypted with the key in its field `canary` ({error})"
+        ) from None
 
 
 def _mini_world(row: Mapping[str, Any]) -> _Read:

@@ -93,7 +93,9 @@ class Options(harness.Options):
     rate: Annotated[float, Meta(gt=0)] = 1e-3
     """learning rate"""
     only: tuple[str, ...] = ()
-    """variants to train, such as "Eq. 1"; an unknown name prints all names (default: all)"""
+    """variants of the training method to compare, such as "Eq. 1". To see all names, give an
+    unknown one (default: all)
+    """
     picture: Path | None = None
     """write a picture of F1 and number of readers over the steps to this PNG file"""
 

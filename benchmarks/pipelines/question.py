@@ -175,8 +175,9 @@ class Pipeline:
         self._log.write(name, completion, time.time())
         if completion.finish_reason != "stop" or not completion.prompt_tokens:
             raise RolegateError(
-                f"{name}: the reply ended with {completion.finish_reason!r}, not 'stop', or has "
-                f"{completion.prompt_tokens} prompt tokens; raise benchmarks.gateway.MAX_TOKENS"
+                f"{name}: the reply was cut off ({completion.finish_reason!r} is not 'stop'), or "
+                f"has {completion.prompt_tokens} prompt tokens; raise "
+                "benchmarks.gateway.MAX_TOKENS"
             )
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens

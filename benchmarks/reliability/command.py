@@ -70,7 +70,7 @@ class Options(harness.Options):
     in_flight: Count = 32
     """number of questions to ask at the same time"""
     share: Annotated[float, Meta(ge=0, le=1)] = 0.05
-    """share of model calls into which the benchmark injects a fault"""
+    """share of model calls that the benchmark lets fail, from 0 to 1"""
     kills: Count = 30
     """in each part except faults: number of times that the gateway is killed"""
     longest: Annotated[float, Meta(gt=0)] = 2.0
@@ -78,7 +78,7 @@ class Options(harness.Options):
     store: Literal["sqlite", "postgres"] = "sqlite"
     """kind of database in which runs are stored"""
     seed: int = 0
-    """seed of the faults and of the kills"""
+    """seed that determines the faults and the times of the kills (default: 0)"""
     folder: Path | None = None
     """folder for the stores (default: a temporary folder)"""
 

@@ -168,7 +168,7 @@ def _in_role(
         return msgspec.convert(described | model.settings, RoleConfig)
     except msgspec.ValidationError as error:
         raise BadConfig(
-            f"models.{name}.settings: {explained(error)}; write keys of a role of the config."
+            f"models.{name}.settings: {explained(error)}; use the keys of [roles.execution]."
         ) from None
 
 

@@ -74,12 +74,13 @@ class Options(harness.Options):
     store: str
     """store of a gateway, as a URL such as sqlite:///rolegate.db"""
     prices: Path | None = None
-    """file of prices in dollars per million tokens (TOML): a table for each model, with the keys
-    prompt, completion and cached (default: the prices at the time of the calls)
+    """TOML file of prices in dollars per million tokens. Each model has a table, such as ["gpt-5"],
+    with the keys prompt, completion and cached (default: the prices at the time of the calls)
     """
     instead: tuple[str, ...] = ()
-    """estimate the cost with another model in a role, as ROLE=MODEL[*SHARE]; SHARE is the factor by
-    which the number of tokens changes (default: 1)
+    """estimate the cost with another model in a role: ROLE=MODEL or ROLE=MODEL*FACTOR. ROLE is
+    delegation, execution or answer. The role's number of tokens is multiplied by FACTOR (default:
+    1)
     """
 
 
@@ -194,6 +195,6 @@ def _instead(text: str) -> tuple[RoleName, _Instead]:
         return msgspec.convert(role, RoleName), instead
     except (msgspec.ValidationError, ValueError):
         raise BadConfig(
-            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*SHARE. ROLE is one of "
-            f"{', '.join(get_args(RoleName))}; SHARE is a number above 0 and at most 1000."
+            f"--instead {text}: write ROLE=MODEL or ROLE=MODEL*FACTOR. ROLE is one of "
+            f"{', '.join(get_args(RoleName))}; FACTOR is a number above 0 and at most 1000."
         ) from None

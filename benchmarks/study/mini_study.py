@@ -41,13 +41,14 @@ class Options(harness.Options):
     questions: Count = 75
     """number of questions per world"""
     rollouts: Count = 4
-    """number of answers to each question with each configuration"""
+    """number of answers to each question with each combination of models"""
     world: Kind = "mini"
-    """kind of the worlds: mini (on which the shipped models were trained), or compositional (with
-    nested questions)
+    """kind of the worlds: mini (the shipped models were trained on such worlds), or compositional
+    (with questions that nest more deeply)
     """
     models: Path = MODELS
-    """folder with the models, in the folders small, medium and large (default: the shipped models)
+    """folder with the models to compare, in its subfolders small, medium and large (default: the
+    shipped models)
     """
 
 

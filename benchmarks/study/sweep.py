@@ -57,7 +57,9 @@ class Options(harness.Options):
     """Options of the sweep."""
 
     plan: Path = msgspec.field(name="config")
-    """file with the plan of the sweep (TOML)"""
+    """TOML file with the plan of the sweep: questions, models, their combinations and the number of
+    answers. docs/study.md has an example
+    """
     out: Path
     """folder for the results; an unfinished sweep in this folder is resumed"""
     ray: str | None = None
@@ -148,8 +150,8 @@ def begin_cell(folder: Path, cell: SweepCell) -> Path:
         return Step.begin(folder / CELLS / cell.folder, cell.name, {}, cell.settings).folder
     except BadConfig as error:
         raise BadConfig(
-            f"the settings of {cell.name} have changed, so its old and new results cannot be "
-            f"combined: {error}"
+            f"the settings of {cell.name} have changed, so its new results would not fit the old "
+            f"ones: {error}"
         ) from None
 
 

@@ -74,39 +74,44 @@ class Options(harness.Options, kw_only=True):
     """Options of the benchmark."""
 
     tasks: Path
-    """folder with tasks.jsonl and gold/*.csv"""
+    """folder with the tasks: tasks.jsonl, and the right tables gold/*.csv"""
     responses: Path | None = None
-    """file of responses (JSON lines), to which new responses are appended (default: a file in
-    --out)
+    """file of responses (JSON lines). Missing responses are requested, and appended to this file
+    (default: a file in the folder --out)
     """
     address: str | None = None
-    """address of a gateway from which to request responses, HOST:PORT"""
+    """address HOST:PORT of a gateway from which to request missing responses (default: request
+    none)
+    """
     topology: Literal["wide", Writing] = "wide"
-    """how tables are filled: wide (by a gateway, cell by cell), wide_written (the answerer writes
-    the table), or wide_single (one model searches and writes); the last two need --config
+    """how missing responses are made: wide (the gateway at --address fills the table cell by cell),
+    wide_written (executors search, and the answerer writes the table), or wide_single (one model
+    searches and writes the table). The last two need --config
     """
     against: Path | None = None
-    """file of other responses to compare with; the report then also has the differences of the
-    scores
+    """second file of responses to the same tasks. The report then also has the differences between
+    the scores of both files (default: no comparison)
     """
     runs: Count
     """number of responses to each task"""
     judge: bool = False
-    """let the model `[distillation.judge]` of --config decide whether cells and column names mean
-    the same
+    """let a model, [distillation.judge] of --config, decide whether cells and column names mean the
+    same as those of the right table. Either this option or --no-judge is needed
     """
     no_judge: bool = False
-    """compare cells and column names without a judge: only equal texts are right; either this
-    option or --judge is needed
+    """use no judge: cells and column names are right only if their texts are equal to those of the
+    right table
     """
     models: Path | None = msgspec.field(name="config", default=None)
-    """config with the judge, and with the models that write tables"""
+    """config file with the judge (for --judge) and the models (for --topology wide_written or
+    wide_single)
+    """
     out: Path = Path("widesearch")
     """folder to write the report to"""
     in_flight: Count = 4
     """number of tables to fill, or of responses to score, at the same time"""
     timeout: Annotated[float, Meta(gt=0)] = 1800.0
-    """max seconds per table"""
+    """max seconds to fill a table"""
     ray: str | None = None
     """Ray cluster to work on: local (this machine's cores), or HOST:PORT of the cluster's head;
     only with --topology wide_written or wide_single (default: work in this process)
@@ -145,7 +150,7 @@ async def measure(options: Options) -> Figures:
     """
     written = options.topology != "wide"
     if options.judge == options.no_judge:
-        raise BadRequest("give either --judge or --no-judge.")
+        raise BadRequest("give exactly one of --judge and --no-judge.")
     if (options.judge or written) != bool(options.models):
         raise BadRequest(
             f"--config: {'leave it out' if options.models else 'give one'}; it names the models "
@@ -153,7 +158,7 @@ async def measure(options: Options) -> Figures:
         )
     if written and options.address:
         raise BadRequest(
-            "a gateway fills tables only with the topology wide; leave out --topology or --address."
+            f"--topology {options.topology}: works without a gateway; leave out --address."
         )
     if options.ray and not written:
         raise BadRequest(
@@ -161,7 +166,7 @@ async def measure(options: Options) -> Figures:
         )
     if not (options.address or options.responses or written):
         raise BadRequest(
-            "there is nothing to score; give --responses FILE, or --address HOST:PORT."
+            "there are no responses to score; give --responses FILE, or --address HOST:PORT."
         )
     need("widesearch", "dateparser", "pandas")
     tasks = read_tasks(options.tasks)
@@ -278,8 +283,8 @@ async def _ask(
         await in_flight(attempt, left, options.in_flight, "asking")
     if failed:
         raise BadRequest(
-            f"{len(failed):,} of {len(left):,} questions failed; run the same command again to "
-            "ask only the failed questions."
+            f"{len(failed):,} of {len(left):,} tables failed; the same command requests only "
+            "these again."
         )
 
 

@@ -108,8 +108,8 @@ def _with_gold(task: Task, where: str, folder: Path) -> Task:
         raise BadCorpus(f"{where}: evaluation.unique_columns is empty; name the key columns in it.")
     if unequal := rules.keys() ^ evaluation.required:
         raise BadCorpus(
-            f"{where}: evaluation: name {', '.join(sorted(unequal))} in required, and also in "
-            "unique_columns or eval_pipeline; or remove the name from all three."
+            f"{where}: evaluation: {', '.join(sorted(unequal))} must be in required, and also in "
+            "unique_columns or eval_pipeline; or in none of the three."
         )
     path = folder / "gold" / f"{task.instance_id}.csv"
     try:

@@ -62,8 +62,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     role: Annotated[Literal["backbone", "executor", "student", "teacher", "generalist"], POSITIONAL]
     """model to train"""
     world: Kind = "mini"
-    """for a generalist: kind of the generated worlds to train on; mini, or compositional (with
-    nested questions)
+    """for a generalist: kind of the generated worlds to train on: mini, or compositional (with
+    questions that nest more deeply)
     """
     size: Literal["small", "medium", "large"] = "large"
     """for a generalist: size of the model"""
@@ -89,8 +89,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """also train on tables: the backbone learns to plan a table, executors to report lists of names
     """
     talks: bool = False
-    """also train on follow-up questions: the backbone learns to rewrite them so that they are
-    understood without the conversation
+    """also train on follow-up questions: the backbone learns to rewrite each as a question that can
+    be understood alone
     """
     start: Path | None = None
     """start the training from the weights of the finished model in this folder (default: random

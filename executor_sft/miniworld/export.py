@@ -49,7 +49,9 @@ class Options(Knobs, frozen=True, kw_only=True):
     seed: int = 7
     """seed of the world; the demo uses seed 7"""
     side: Side = "test"
-    """train or test: use of the world; training and test worlds share no names"""
+    """what the world is for: train (training) or test (evaluation). No name occurs both in a train
+    world and in a test world
+    """
     questions: Annotated[int, Meta(ge=0)] = 200
     """number of questions; ignored with --wide"""
     wide: bool = False

@@ -50,20 +50,23 @@ class Knobs(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     hubs: Annotated[int, Meta(ge=1, le=20)] | None = 5
-    """for tables: number of owners to which most things belong, such as countries that have cities;
-    fewer owners make larger tables
+    """for tables: number of things that own the things in tables, as countries own cities. With
+    fewer owners, tables are larger
     """
     listed: _Part = 0.9
-    """for tables: share of a table's rows that are in a register (a page with a list of names)"""
+    """for tables: share of a table's rows, from 0 to 1, that are in a register (a page with a list
+    of names)
+    """
     stale: _Part = 0.1
-    """for tables: share of registers with a wrong name, which does not belong in the table"""
+    """for tables: share of registers, from 0 to 1, that contain one wrong name"""
     twice: _Part = 0.15
-    """for tables: share of names to put in two registers, and share of cells to state on two pages
+    """for tables: share of names, from 0 to 1, that are in two registers, and also the share of
+    cells whose values two pages state
     """
     conflict: _Part = 0.05
-    """for tables: share of cells for which an outdated page states a different value"""
+    """for tables: share of cells, from 0 to 1, for which an outdated page states a wrong value"""
     unstated: _Part = 0.04
-    """for tables: share of facts that no page states"""
+    """for tables: share of facts, from 0 to 1, that no page states"""
 
 
 class SetWords(NamedTuple):

@@ -75,7 +75,7 @@ class Learner:
         gap = sums.gap / tokens
         if not isfinite(norm + gap):
             raise BadConfig(
-                "Training stopped, because the gradient is not a number. Lower the recipe's "
+                "Training stopped: the gradient is infinite or not a number. Lower the recipe's "
                 "learning_rate, and start again from the last adapter (folder steps of --out)."
             )
         if gap > self._recipe.max_gap:

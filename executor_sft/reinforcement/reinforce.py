@@ -8,8 +8,8 @@ once. New adapters are written to OUT/steps, and loaded under new names.
 
 steps.jsonl and curves.png show the progress. After an interruption, the same command resumes the
 unfinished step, and repeats no finished model call. To continue a finished training, pass a higher
-`--steps`; to end a stopped training, pass the number of its last step. `rolegate sft publish OUT`
-publishes the executor's last adapter as a version.
+`--steps`; to finish a training that stopped early, pass the number of its last complete step.
+`rolegate sft publish OUT` publishes the executor's last adapter as a version.
 """
 
 import asyncio
@@ -70,25 +70,31 @@ class Options(StepOptions):
 
     config: Path
     questions: Path
-    """file of questions with right answers, or of tables with right rows (JSON lines)"""
+    """file of questions with right answers, or of requests for tables with right rows. Each line is
+    JSON, such as {"question": "When …?", "answer": "1864"}
+    """
     exclude: tuple[Path, ...] = ()
     """files of held-out questions (JSON lines); leave out questions that are the same as, or nearly
     the same as, a held-out question
     """
     recipe: str = "marl-mini"
-    """recipe with the settings of the training: marl-mini, or a TOML file"""
+    """settings of the training, such as the learning rate: marl-mini (for the demo's models), or a
+    TOML file with the keys of this recipe
+    """
     roles: tuple[Trained, ...] = get_args(Trained)
     """roles to train: delegator, executor or both"""
     executor: str = BASE
-    """start of the executor's training: base (the config's model, with a new adapter), or the
-    folder of an adapter to train further
+    """adapter (LoRA) of the executor to begin with: base (a new adapter for the config's model), or
+    the folder of an adapter to train further
     """
     delegator: str = BASE
-    """start of the delegator's training: base (the config's model, with a new adapter), or the
-    folder of an adapter to train further
+    """adapter (LoRA) of the delegator to begin with: base (a new adapter for the config's model),
+    or the folder of an adapter to train further
     """
     model: Path | None = None
-    """folder of the base model; needed for roles with base_url instead of engine in the config"""
+    """folder with the weights of the trained roles' model; needed if a trained role has base_url
+    instead of engine in the config (default: the model of the engine)
+    """
     steps: Count = 20
     """total number of training steps; each step updates each adapter once"""
     concurrency: Count = 8
@@ -171,7 +177,7 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
     if recipe.temperature < _MIN_TEMPERATURE:
         raise BadConfig(
             f"recipe: temperature must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; "
-            "engines report probabilities at temperature 1, so the ratios would be biased."
+            "raise it. Engines report probabilities at temperature 1, so ratios would be wrong."
         )
     policies: list[Policy] = []
     for trained in options.roles:
@@ -266,8 +272,8 @@ async def _trained(
             write_atomically(out / STATE, msgspec.msgpack.encode(state))
             _record(out, state.rows)
             complain(
-                f"step {number} of {options.steps}: reward {row['reward']:.3f}, "
-                f"{row['mixed_groups']:.0%} of the groups with unequal rewards, "
+                f"step {number} of {options.steps}: mean reward {row['reward']:.3f}; runs had "
+                f"different rewards for {row['mixed_groups']:.0%} of the questions; "
                 f"{row['seconds']:.1f} s; about {(options.steps - number) * row['seconds']:.0f} s "
                 "left"
             )

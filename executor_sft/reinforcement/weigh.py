@@ -30,7 +30,9 @@ class Options(Frozen):
     out: Path
     """file to write the rows to (JSON lines)"""
     recipe: str = "marl-mini"
-    """recipe with the settings: marl-mini, or a TOML file"""
+    """settings that determine the weights, such as the reward: marl-mini, or a TOML file with the
+    keys of this recipe
+    """
     roles: tuple[Trained, ...] = ("delegator", "executor")
     """roles to write rows for: delegator, executor or both"""
     json: bool = False

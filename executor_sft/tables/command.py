@@ -1,9 +1,10 @@
 """`rolegate sft tables`: make tables with known right rows, for training and evaluation.
 
-1. Seeds are read from a file, or sampled from the config's index. The model of `[synthesis]` writes
-   a request for a table about each seed. A seed with a question and columns is already a request.
-2. Each request is answered twice, independently: with another seed, or with another config, such
-   as one with other documents or another executor.
+1. The seeds are documents, or requests for tables. They are read from a file, or passages are
+   sampled from the config's index. The model of `[synthesis]` writes a request for a table about
+   each seed that is a document.
+2. Each request is answered twice, independently: with another random seed, or with another config,
+   such as one with other documents or another executor.
 3. The answers are compared cell by cell. If they agree well enough, the table is kept, without the
    rows and cells in which they differ. All other tables are counted under the reason.
 
@@ -66,31 +67,35 @@ class Options(StepOptions):
     question and columns (default: sample passages of the config's index)
     """
     second: Path | None = None
-    """config with which each request is answered the second time (default: the same config, with
-    another seed)
+    """config file for the second answer to each request (default: the same config for both answers,
+    with different random seeds)
     """
     executor: str = BASE
-    """executor that fills the tables: base (the config's executor), or the folder of an adapter"""
+    """executor that fills the tables: base (the config's executor), or the folder of a LoRA adapter
+    for it
+    """
     exclude: tuple[Path, ...] = ()
     """files of held-out questions (JSON lines); leave out requests that are the same as, or nearly
     the same as, a held-out question
     """
     consistency: _Part = 0.9
-    """each request is answered twice; keep a table only if the two answers agree in at least this
-    share of cells (item F1)
+    """keep a table only if the two answers to its request agree in at least this share of the
+    cells, from 0 to 1, computed as F1
     """
     min_rows: Count = 3
     """keep a table only if it has at least this many rows"""
     support: _Part = 0.8
-    """keep a table only if at least this share of its cells has a value; a value must be in a
-    passage
+    """keep a table only if at least this share of its cells, from 0 to 1, has a value that occurs
+    in a passage
     """
     limit: Count = 100
-    """max seeds to use"""
+    """max number of seeds to use, and so of tables"""
     temperature: Annotated[float, Meta(gt=0, le=2)] = 0.7
     """sampling temperature of all roles that answer"""
     purpose: Literal["rlinf"] | None = msgspec.field(default=None, name="for")
-    """rlinf: also write rlinf.jsonl, a data set for training WideSeek-R1 with RLinf"""
+    """rlinf: also write rlinf.jsonl, a data set for training with RLinf as WideSeek-R1 was trained
+    (default: do not write it)
+    """
     leave_failed: bool = False
     """finish even if tables failed (default: stay unfinished, and the same command tries the failed
     tables again)

@@ -77,8 +77,8 @@ class Attempts:
     replica; in a ledger row, it names the replica that was called.
     """
     purpose: Purpose
-    """Purpose in the ledger row of the first attempt. Further attempts have the purpose `retry`,
-    except if this purpose is `condense`.
+    """Purpose in the ledger row of the first attempt. Further attempts have the purpose `retry`;
+    but if the first attempt has `condense`, so do all others.
     """
     replicas: tuple[Replica, ...]
     timeouts: Timeouts

@@ -25,12 +25,12 @@ class Timeouts(Frozen):
         written its first token.
         """
         problem = (
-            f"it wrote nothing within {self.silent_s:g} s; raise the role's first_token_timeout_s, "
-            "and call_timeout_s if that is lower"
+            f"the model wrote nothing within {self.silent_s:g} s; raise first_token_timeout_s of "
+            "the role, and call_timeout_s if that is lower"
         )
         if wrote:
             problem = (
-                f"its output did not end within {self.call_s:g} s; raise the role's call_timeout_s"
+                f"the output did not end within {self.call_s:g} s; raise the role's call_timeout_s"
             )
         return UpstreamUnavailable(
             f"model {model.name!r}: {problem}", endpoint=model.endpoint, repeatable=False

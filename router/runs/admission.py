@@ -20,7 +20,9 @@ _Runs = Annotated[int, Meta(ge=1, le=10**9)]
 
 
 class AdmissionLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Limits on concurrent runs. Requests beyond them wait in a short queue or are refused."""
+    """Limits on concurrent runs. Requests beyond these limits wait in a short queue, or are refused
+    if the queue is full.
+    """
 
     max_runs: _Runs = 4000
     """Max runs that are under way at the same time."""

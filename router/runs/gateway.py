@@ -273,9 +273,9 @@ class Gateway(Frozen, kw_only=True):
         *,
         named: bool = True,
     ) -> bool:
-        """Return True if a question has words outside of the vocabulary. Then put `ended` into
-        `draft`, with an answer that lists these words. `named`: True if a question without any name
-        is out of scope too.
+        """Return True if a question has words outside of the vocabulary. If so, also put the
+        trajectory `ended` into `draft`, with an answer that lists these words. `named`: True if a
+        question without any name is out of scope too.
         """
         outside = self.vocabulary.outside(question, named=named) if self.vocabulary else []
         if outside:

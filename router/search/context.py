@@ -58,8 +58,8 @@ class Reporting(Frozen):
     """Returns whether the report of an execution may be used for the run's result."""
     max_joined_chars: int | None = None
     """Limit on the reports that a manager makes by joining the reports of its workers: max
-    characters of the answer, and of each item of evidence. None to use the number
-    `Manager.report_tokens` as the limit in characters.
+    characters of the answer, and of each item of evidence. If None, the limit is as many characters
+    as the manager's report may have tokens (`Manager.report_tokens`).
     """
     escalates: bool = True
     """Whether a sub-query is passed on to a second manager if the first manager's report names one.
@@ -117,8 +117,8 @@ class RunContext(Frozen):
         """
         if outcome == "time_exhausted":
             raise OutOfTime(
-                "The deadline passed before anything was found; pass a longer timeout, raise "
-                "server.timeout_s, or use a faster model."
+                "The deadline passed before anything was found; pass a longer timeout (--timeout; "
+                "in Python, timeout_s), raise server.timeout_s, or use a faster model."
             )
         if outcome == "budget_exhausted" and self.ledger.refusal is not None:
             raise self.ledger.refusal

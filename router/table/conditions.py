@@ -70,7 +70,7 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
         column = replace(column, name=one_line(column.ask), type="boolean")
         values = values or ("yes",)
     if not column.name:
-        raise BadRequest("names no column and no yes/no question; give a column, or set `ask`.")
+        raise BadRequest("has neither a column nor a yes/no question; give a column, or set `ask`.")
     if (size := len("".join((column.name, column.ask, *values)))) > _MAX_CHARS:
         raise BadRequest(
             f"column, ask and values have {size:,} characters together, at most {_MAX_CHARS:,} are "
@@ -79,8 +79,8 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
     max_values = _MAX_VALUES if condition.operator == "one_of" else 1
     if not 1 <= len(values) <= max_values or any(map(is_blank, values)):
         raise BadRequest(
-            f"{column.name[:80]!r}: {condition.operator} needs a value and takes at most "
-            f'{max_values}, none of them empty or a word for "unknown", but has {[*values]}.'
+            f"{column.name[:80]!r}: {condition.operator} needs at least 1 and at most {max_values} "
+            f'values, none of them empty or a word for "unknown"; correct the values {[*values]}.'
         )
 
     name = normal_name(column.name)

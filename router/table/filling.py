@@ -107,14 +107,15 @@ _Count = Annotated[int, Meta(ge=1, le=10**6)]
 
 
 class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
-    """Limits of the run of a table."""
+    """Limits of a run that fills a table."""
 
     width: Annotated[int, Meta(ge=1, le=1000)] = 10
     """Max executors that work on a table at a time."""
     max_rounds: _Count = 10
     """Max turns of the delegator."""
     discoveries: _Count = 20
-    """Max questions for rows in one turn of the delegator."""
+    """Max questions for rows, such as "Which cities are in Vorland?", in one turn of the delegator.
+    """
     max_tasks: _Count = 3000
     """Max tasks of a run. A task is one piece of work for an executor: to find rows, or to look up
     cells of a row.
@@ -128,24 +129,23 @@ class TableLimits(Frozen, forbid_unknown_fields=True, kw_only=True):
     max_rows: _Count = 2000
     """Max rows of a table."""
     discovery_passages: Annotated[int, Meta(ge=0, le=90)] = 50
-    """Passages per search for a value of a condition, such as "Vorland"; 0 for no such searches.
-    The query of such a search is only the value. The passages are not read by executors, but
-    searched for names that `ask_left_out` then checks.
+    """Number of passages of each search that the gateway itself makes for a value of a condition,
+    such as "Vorland"; 0 for no such searches. In the passages, the gateway looks for names of
+    further rows, which `ask_left_out` then checks.
     """
     ask_left_out: bool = True
-    """Whether the table's conditions are also checked for names that no report gave: names that a
-    list contains next to names of the table's rows, and names in passages that contain the value of
-    a condition. Names that meet all conditions become rows. Each name costs the work of one
-    executor; at most 100 names are checked. In a table without conditions, names in lists are
-    counted but not checked.
+    """Whether names that no executor has reported as a row are checked, too: names in lists next to
+    names of the table's rows, and names in passages that contain the value of a condition. One
+    executor checks each name, at most 100 names in all. Names that meet all conditions become rows.
+    In a table without conditions, names in lists are counted but not checked.
     """
     verify_lists: bool = False
-    """Whether a second executor checks each list of rows: it gets the listed names, and searches
-    for more names. The check is repeated until it finds nothing new. Each check costs the work of
-    one executor.
+    """Whether a second executor checks each list of rows that an executor has reported: it gets the
+    names in the list, and searches for more names. The check is repeated until it finds nothing
+    new. Each check costs the work of one executor.
     """
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 1800.0
-    """Max duration of a request for a table, in seconds, instead of server.timeout_s."""
+    """Max duration of a request for a table, in seconds. It applies instead of server.timeout_s."""
 
 
 class TableRequest(Frozen):

@@ -80,8 +80,8 @@ def _defect(column: Column, keys: Sequence[Column]) -> str:
     """Describe the first defect of a column. Return an empty string if it has none."""
     if (column.type == "choice") != bool(column.choices):
         return (
-            f"its type is {column.type}, with {len(column.choices)} choices; list choices only for "
-            "the type choice, and at least one there."
+            f"its type is {column.type}, and it has {len(column.choices)} choices; a column of "
+            "the type choice needs choices, and all others must have none."
         )
     if any(map(is_blank, column.choices)):
         return 'a choice is empty or means "no value"; leave it out, as every cell may be empty.'

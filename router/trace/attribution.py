@@ -42,7 +42,7 @@ class Sighting(Frozen):
     query: str = ""
     """The query that found the passage; empty for a report and for `documents`."""
     at: Citation | None = None
-    """The sentence of the passage; None for a report."""
+    """Citation of the sentence that contains the right answer; None for a report."""
 
 
 class Attribution(Frozen):

@@ -170,7 +170,9 @@ class Price(Frozen, forbid_unknown_fields=True, kw_only=True):
     """Prices of a model, in US dollars per million tokens."""
 
     prompt: float
+    """Price of prompt tokens (input)."""
     completion: float
+    """Price of completion tokens (output, including the model's thinking)."""
     cached: float | None = None
     """Price of prompt tokens from the provider's cache. Absent: the price of other prompt tokens.
     """

@@ -65,7 +65,7 @@ class Identity(Frozen):
         names = sorted({self._in_scopes(name) for name in index}) or self.indexes
         if sum("/" in name for name in names) > 1:  # only an operator may search them at all
             raise BadRequest(
-                f"index: lists several tenants' uploads ({', '.join(names[:3])[:200]} …); keep one."
+                f"index: has uploads of several tenants ({', '.join(names[:3])[:200]} …); name one."
             )
         return Scope(tuple(names), only)
 

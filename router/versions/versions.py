@@ -275,7 +275,8 @@ class Versions:
             version = draft.find(name)
             if version.state == "active":
                 raise BadRequest(
-                    f"version {name!r}: is active; promote another one (rolegate versions promote)."
+                    f"version {name!r}: is active until another version is promoted; promote one "
+                    "(rolegate versions promote)."
                 )
             if (version.state, version.share) == (state, share):
                 return

@@ -99,14 +99,14 @@ class CreateKeyOptions(AccountOptions):
     scope: tuple[KeyScope, ...] = ()
     """Give the key these scopes (default: the scope `ask`, or for an operator's key all scopes)."""
     label: str = ""
-    """Show this note next to the key in `keys list`."""
+    """Note for people about the key, such as its owner; `rolegate keys list` shows it."""
 
 
 class KeyOptions(AccountOptions, kw_only=True):
     """Options of commands on one key."""
 
     key_id: Annotated[str, POSITIONAL]
-    """Identifier of the key: the text between `rg_` and the next `_` in the key. `keys list` shows
+    """ID of the key: the text between `rg_` and the next `_` in the key. `rolegate keys list` shows
     it.
     """
 
@@ -115,8 +115,8 @@ class RotateKeyOptions(KeyOptions):
     """Options of `keys rotate`."""
 
     grace: Span = 0.0
-    """Keep the old key valid for this time, such as 12h or 7d (default: revoke the old key
-    immediately).
+    """Keep the old key valid for this time, such as 12h (hours) or 7d (days), so that clients can
+    change keys (default: revoke the old key immediately).
     """
 
 
@@ -124,7 +124,7 @@ class ExpireKeyOptions(KeyOptions):
     """Options of `keys expire`."""
 
     after: Annotated[Span, exclusive("expiry")] | None = None
-    """Time from now after which the key expires, such as 12h or 30d."""
+    """Let the key expire after this time from now, such as 12h (hours) or 30d (days)."""
     never: Annotated[bool, exclusive("expiry")] = False
     """Remove the expiry: the key is valid until it is revoked."""
 
@@ -360,18 +360,18 @@ class SetTenantOptions(NamedTenantOptions):
     requests_per_month: Limit = UNSET
     """Max requests per month; the word `none` removes the limit."""
     requests_per_minute: Limit = UNSET
-    """Max requests per calendar minute; `none` removes the limit."""
+    """Max requests per calendar minute (from second 0 to 59); `none` removes the limit."""
     tokens_per_minute: Limit = UNSET
     """Max tokens per calendar minute, prompt and completion together; `none` removes the limit."""
     runs_in_flight: Limit = UNSET
-    """Max concurrent runs; `none` removes the limit."""
+    """Max runs at the same time; `none` removes the limit."""
     redact: bool | UnsetType = UNSET
     """Store no texts of the tenant's runs, only figures such as token counts and times. A new
     tenant has --no-redact, which stores the texts too.
     """
     indexes: tuple[Name, ...] | UnsetType = msgspec.field(default=UNSET, name="index")
-    """Let the tenant search only these indexes of the config. A new tenant may search only
-    `default`.
+    """Let the tenant search only the indexes with these names: `default` (of the config's table
+    [retrieval]), or NAME of a table [indexes.NAME]. A new tenant may search only `default`.
     """
     training: bool | UnsetType = UNSET
     """Allow executors to be trained on the tenant's runs. For a new tenant, this is allowed."""

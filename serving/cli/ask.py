@@ -64,10 +64,14 @@ class GatewayOptions(StoreOptions):
     timeout: Seconds | None = None
     """End the run after this many seconds (default: the gateway's limit)."""
     index: Names = ()
-    """Search these indexes (default: all that the API key may search)."""
+    """Search the indexes with these names: default (of the config's table [retrieval]), uploads (of
+    uploaded documents), or NAME of a table [indexes.NAME]. Without it, search all that the API key
+    may search.
+    """
     properties: Properties = msgspec.field(default=(), name="filter")
-    """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
-    date=2026-11, "date>=2026-11-21".
+    """Search only documents with all of these properties: title=TEXT or author=TEXT (contains
+    TEXT), path=PREFIX (begins with PREFIX), tag=TAG, date=2026-11, "date>=2026-11-21",
+    "date<=2026".
     """
 
     @property
@@ -80,14 +84,21 @@ class TermsOptions(GatewayOptions):
     """Options of commands that ask for an answer or a table."""
 
     request_id: Name = ""
-    """Idempotency key: if an earlier request has this ID, return the stored result of that request.
+    """Idempotency key, a text of your choice: if a request of the last 24 hours had the same key,
+    its stored result is returned, and nothing is spent again.
     """
     max_total_tokens: Tokens | None = None
-    """Spend at most this many prompt and completion tokens, over all models (default: no limit)."""
+    """Spend at most this many tokens, prompt and completion of all models together. When they are
+    used up, the result is made from what was found so far (default: no limit).
+    """
     max_cost_usd: Dollars | None = None
-    """Spend at most this many dollars (default: no limit)."""
+    """Spend at most this many US dollars, on all models together. When they are used up, the result
+    is made from what was found so far. The gateway must know the prices of all models (default: no
+    limit).
+    """
     no_cache: bool = False
-    """Search for every sub-query again; do not reuse reports of other runs on the same sub-query.
+    """Search for every sub-query again, instead of reusing the recent report of another run on the
+    same sub-query.
     """
     json: bool = False
     """Print the result as JSON. With `ask --stream`, print one line of JSON for each event instead.
@@ -168,16 +179,18 @@ class AskOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """The question, in plain words."""
     topology: TopologyName | None = None
-    """Models that work on the question (default: factorized). factorized: a delegator splits the
-    question into sub-queries, and executors search for these. host: managers between the delegator
-    and the executors split the sub-queries again.
+    """How the models share the work (default: factorized). factorized: a delegator splits the
+    question into sub-queries, and executors search for them. host: the managers of the config
+    ([managers.NAME]) split each sub-query of the delegator again, and lead the executors.
     """
     language: Name = ""
     """Language of the answer, such as German (default: answer.language of the gateway's config, or
     if that is not set, the language of the question).
     """
     length: Length | None = None
-    """Length of the answer (default: answer.length of the gateway's config)."""
+    """Length of the answer: short (only the name, date or number asked for), sentence, or paragraph
+    (two to six sentences) (default: answer.length of the gateway's config).
+    """
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 
@@ -239,7 +252,7 @@ class ChatOptions(GatewayOptions):
     Commands (`:` works in place of `/`):
 
       /new                  begin a new conversation
-      /index [NAME ...]     search these indexes, or all
+      /index [NAME ...]     search only these indexes; without NAME, search all
       /right                say that the last answer was right
       /wrong [RIGHT ANSWER] say that the last answer was wrong
       /usage                show the tokens and the cost of this chat's answers, by role
@@ -252,7 +265,9 @@ class ChatOptions(GatewayOptions):
     if that is not set, the language of the question).
     """
     length: Length | None = None
-    """Length of the answers (default: answer.length of the gateway's config)."""
+    """Length of the answers: short (only the name, date or number asked for), sentence, or
+    paragraph (two to six sentences) (default: answer.length of the gateway's config).
+    """
     stream: bool = False
     """Show rounds, sub-queries and searches as they happen."""
 

@@ -41,11 +41,12 @@ class CheckOptions(ConfigOptions):
     """
 
     live: Annotated[bool, exclusive("way")] = False
-    """Send small requests to the models of the roles, the embedder, the index of [retrieval], the
-    reranker and the tool servers. Start the config's vLLM engines first.
+    """Also send a few small requests, which a provider may charge for, to the models of the roles,
+    the embedder, the index of [retrieval], the reranker and the tool servers. Before that, start
+    the config's vLLM engines.
     """
     allow_missing: Annotated[bool, exclusive("way")] = False
-    """Exit with status 0 even if API keys or packages are missing, or an index must be built."""
+    """Exit with status 0 even if API keys or packages are missing, or an index is not built yet."""
     timeout: Seconds = 60.0
     """Wait at most this many seconds for the result of each request."""
     json: bool = False

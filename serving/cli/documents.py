@@ -34,10 +34,12 @@ class UploadOptions(JSONConnectionOptions, kw_only=True):
     files: Annotated[tuple[File, ...], POSITIONAL]
     """Upload these files."""
     name: Name = ""
-    """Store the file under this name, such as contracts/acme.pdf (default: the file's name)."""
+    """Store the document under this name, such as contracts/acme.pdf; allowed with a single file
+    (default: the file's name).
+    """
     wait: bool = False
-    """Wait until searches find the documents. If some documents could not be read, show them, and
-    exit with status 1.
+    """Wait until searches find the documents. Then exit with status 1, and show the reasons, if
+    some documents of the tenant could not be read (default: exit when the files are stored).
     """
 
 
@@ -67,7 +69,9 @@ def documents(arguments: Sequence[str]) -> int:
 def _upload(client: Client, options: UploadOptions) -> bool:
     """Upload files; a file replaces a document of the same name."""
     if options.name and len(options.files) > 1:
-        raise BadConfig("--name: names a single file, but several are given; upload one at a time.")
+        raise BadConfig(
+            "--name: several files cannot have the same name; give one file, or leave out --name."
+        )
     for number, file in enumerate(options.files, 1):
         wait = options.wait and number == len(options.files)
         document = client.upload(file, options.name, wait=wait)
@@ -76,7 +80,7 @@ def _upload(client: Client, options: UploadOptions) -> bool:
 
 
 def _list(client: Client, options: JSONConnectionOptions) -> None:
-    """List documents, each with its state in the index and the parts of it that were not read."""
+    """List documents, and say for each whether searches find it, and which parts were not read."""
     documents = list(client.list_documents())
     rows = (
         (
@@ -94,16 +98,17 @@ def _list(client: Client, options: JSONConnectionOptions) -> None:
 
 
 def _delete(client: Client, options: DeleteOptions) -> None:
-    """Delete documents; searches find them until the next build of the index has ended."""
+    """Delete documents; the gateway then rebuilds the index, and searches no longer find them."""
     for name in options.names:
         client.delete_document(name)
         print(f"{name}: deleted")
 
 
 def _build(client: Client, options: JSONConnectionOptions) -> bool:
-    """Show the state of the index, and the documents that were not read.
+    """Show whether searches find all stored documents, and which documents could not be read.
 
-    The exit status is 1 if the index is not up to date or a document was not read.
+    The gateway builds the index by itself after each upload and deletion. The exit status is 1 if
+    this is not finished, or if a document could not be read.
     """
     build = client.get_build()
     if options.json:

@@ -58,17 +58,26 @@ class EmbedderOptions(Options):
     """Options that choose an embedder. By default, all-MiniLM-L6-v2 runs in this process."""
 
     embedder_url: Annotated[str, shown_as("URL")] | None = None
-    """Embed at this OpenAI-compatible endpoint, http://…/v1 (default: MiniLM in this process)."""
+    """Let this OpenAI-compatible endpoint, http://…/v1, compute the embeddings (default: the model
+    MiniLM computes them in this process).
+    """
     embedder_model: Name | None = None
-    """Name of the embedding model at --embedder-url."""
+    """Name of the embedding model at --embedder-url; required with it."""
     embedder_dimension: int | None = None
-    """Number of components of the vectors that --embedder-model returns."""
+    """Number of components of the vectors that --embedder-model returns, such as 1024; required
+    with --embedder-url.
+    """
     embedder_key_env: Name | None = None
-    """Environment variable that holds the API key of --embedder-url."""
+    """Name of the environment variable that holds the API key for --embedder-url (default: no key).
+    """
     query_prefix: str = ""
-    """Put this text before every query that is embedded."""
+    """Put this text before every query before it is embedded, if the model card asks for that, such
+    as "query: " for E5 (default: no text).
+    """
     passage_prefix: str = ""
-    """Put this text before every passage that is embedded."""
+    """Put this text before every passage before it is embedded, if the model card asks for that,
+    such as "passage: " for E5 (default: no text).
+    """
 
 
 def embedder_config(options: EmbedderOptions) -> EmbedderConfig:
@@ -92,18 +101,18 @@ class BuildOptions(EmbedderOptions, kw_only=True):
     out: Folder | None = None
     """Write the index to this folder; required with PATHS, and only allowed with PATHS."""
     index: Name = DEFAULT_INDEX
-    """Build the index of the table [indexes.NAME] of the config (default: the index of
+    """Build the index of the table [indexes.NAME] of the config (default: the index of the table
     [retrieval]).
     """
     chunk_tokens: PassageTokens = 200
     """Max tokens of a passage, counted with the embedder's tokenizer; needs PATHS."""
     lexical: bool = False
-    """Also store word statistics, so that searches can combine BM25 with vector search; needs
-    PATHS.
+    """Also store word statistics, so that searches combine BM25 with vector search, and so find
+    rare names and numbers better; needs PATHS.
     """
     ray: str | None = None
-    """Embed with MiniLM on this Ray cluster: local (this machine's cores), or HOST:PORT of the head
-    node (default: embed in this process).
+    """Embed with MiniLM on the workers of this Ray cluster: local (this machine's cores), or
+    HOST:PORT of the cluster's head node (default: embed in this process).
     """
     json: bool = False
     """Print the result as JSON."""
@@ -120,7 +129,9 @@ class AdoptOptions(EmbedderOptions, kw_only=True):
     faiss: File
     """FAISS file with the vectors, written by faiss.write_index."""
     corpus: Annotated[Path, shown_as("FILE.jsonl")]
-    """JSON-lines file with the indexed texts, in the order of the vectors."""
+    """JSON-lines file with the indexed texts, in the order of the vectors. Each line has "id",
+    "title" and "text", or "id" and "contents".
+    """
     out: Folder
     """Write the index to this new folder."""
 
@@ -309,8 +320,9 @@ class RetrieveOptions(EmbedderOptions, kw_only=True):
     http: HostPort = "127.0.0.1:50553"
     """Listen for HTTP at this address."""
     http_host: tuple[str, ...] = ()
-    """Accept HTTP requests that are sent to this host name, in addition to IP addresses, localhost
-    and the host of --http.
+    """Also accept HTTP requests that clients send to this host name, such as search.example.
+    Requests to IP addresses, localhost and the host of --http are always accepted, all others are
+    refused.
     """
     top_k: int = 3
     """Return this many passages for a query if the request does not set a number."""

@@ -48,11 +48,13 @@ class InitOptions(Options):
     itself).
     """
     embedder: Value | None = None
-    """Embedder: minilm (runs in the gateway), or a model of an OpenAI-compatible server."""
+    """Embedder, the model that turns passages and queries into vectors: minilm (runs in the
+    gateway), or the name of a model on an OpenAI-compatible server.
+    """
     embedder_url: Value | None = None
     """Base URL of the embedder: an OpenAI-compatible address that ends in /v1."""
     embedder_dimension: Value | None = None
-    """Number of components of the embedder's vectors; see its model card."""
+    """Number of components of the embedder's vectors, such as 1024; its model card states it."""
     documents: Annotated[tuple[str, ...], shown_as("VALUE")] = ()
     """Files and folders that the gateway searches to answer questions."""
     out: File = CONFIG
@@ -60,7 +62,7 @@ class InitOptions(Options):
     force: bool = False
     """Overwrite the file if it exists."""
     yes: bool = False
-    """Ask nothing, and use the defaults."""
+    """Ask nothing; for options that are not given, use the defaults of the preset."""
 
 
 def init(arguments: Sequence[str]) -> int:

@@ -201,13 +201,16 @@ class CertificateOptions(Options):
     """Options of a connection to a gateway."""
 
     ca: File | None = None
-    """Use TLS, and trust only this CA certificate, a PEM file (default: no TLS; with --certificate,
-    TLS with the CAs that gRPC trusts by itself).
+    """Connect with TLS, and trust only the CA certificate in this PEM file. Needed if the gateway's
+    config has [server.tls] (default: no TLS; or, with --certificate, TLS with the CAs that gRPC
+    trusts by default).
     """
     certificate: File | None = None
-    """Use TLS, and send this client certificate, a PEM file; needs --key."""
+    """Connect with TLS, and send the client certificate in this PEM file. Needed if the gateway's
+    config has server.tls.client_ca; needs --key.
+    """
     key: File | None = None
-    """Private key of --certificate (PEM file)."""
+    """PEM file with the private key of --certificate."""
 
 
 class StoreOptions(CertificateOptions):
@@ -215,8 +218,8 @@ class StoreOptions(CertificateOptions):
 
     config: Path | None = None
     address: Annotated[HostPort, exclusive("config")] | None = None
-    """Call the running gateway at this address instead of using a config. The API key is taken from
-    the environment variable ROLEGATE_API_KEY.
+    """Call the running gateway at this address instead of using a config. If the gateway has API
+    keys, put a key into the environment variable ROLEGATE_API_KEY.
     """
 
 
@@ -224,8 +227,8 @@ class ConnectionOptions(CertificateOptions):
     """Options of commands that call a running gateway."""
 
     address: HostPort = ADDRESS
-    """With the API key in the environment variable ROLEGATE_API_KEY, call the running gateway at
-    this address.
+    """Call the running gateway at this address. If the gateway has API keys, put a key into the
+    environment variable ROLEGATE_API_KEY.
     """
 
 
@@ -233,7 +236,7 @@ class JSONConnectionOptions(ConnectionOptions):
     """Options of commands that call a running gateway, and print JSON with --json."""
 
     json: bool = False
-    """Print JSON, one line for each item."""
+    """Print JSON instead of text, one object per line."""
 
 
 class PeriodOptions(ConnectionOptions):
@@ -241,10 +244,11 @@ class PeriodOptions(ConnectionOptions):
 
     since: Time | None = None
     """Show only runs or calls that started at this time or later: 2026-11-21, 2026-11-21T10:00
-    (UTC), 7d (7 days ago) or 12h (12 hours ago).
+    (UTC), 7d (7 days ago) or 12h (12 hours ago); without it, there is no lower limit.
     """
     until: Time | None = None
-    """Show only runs or calls that started before this time."""
+    """Show only runs or calls that started before this time; same forms as --since (default: now).
+    """
     tenant: str = ""
     """Show only runs or calls of this tenant (default: all tenants that the API key may see)."""
 

@@ -35,23 +35,28 @@ class ListOptions(PeriodOptions):
     limit: Annotated[int, Meta(ge=1)] = 50
     """Show at most this many runs."""
     kind: RunKind | None = None
-    """Show only runs of this kind."""
+    """Show only runs of this kind: answer (a question), table (a table), execute (one sub-query, by
+    API), complete (one model call, by API), or shadow (a finished run that a version on trial
+    repeated).
+    """
     status: RunStatus | None = None
-    """Show only runs with this status."""
+    """Show only runs with this status; interrupted means that the gateway stopped or was killed
+    during the run.
+    """
     key_id: str = ""
-    """Show only runs of the API key with this ID (`keys list` shows the IDs)."""
+    """Show only runs of the API key with this ID (`rolegate keys list` shows the IDs)."""
     unsupported: bool = False
     """Show only answers that contain a name or a number that their cited evidence does not contain.
     """
     json: bool = False
-    """Print one line of JSON for each run."""
+    """Print JSON instead of a table, one object per line for each run."""
 
 
 class RunOptions(ConnectionOptions, kw_only=True):
     """Options of commands on one run."""
 
     run_id: Annotated[str, POSITIONAL]
-    """Identifier of the run (`runs list` shows it)."""
+    """ID of the run (`rolegate runs list` shows it)."""
 
 
 class JSONRunOptions(RunOptions):
@@ -74,7 +79,9 @@ class WatchOptions(JSONRunOptions):
     """Options of `runs watch`."""
 
     after: int = 0
-    """Show only events with a number higher than this (default: all events)."""
+    """Show only events after this number. The events of a run are numbered from 1; --json shows the
+    number as event_number (default: all events).
+    """
 
 
 class ResumeOptions(JSONRunOptions):
@@ -92,11 +99,11 @@ class FeedbackOptions(RunOptions):
     wrong: Annotated[bool, exclusive("verdict")] = False
     """Say that the answer was wrong."""
     score: float | None = None
-    """Rate the answer from 0 to 1."""
+    """Rate the answer with a number from 0 (bad) to 1 (good)."""
     right_answer: str = ""
-    """Add the right answer."""
+    """Store this text as the right answer to the question; `rolegate sft mine` uses it."""
     comment: str = ""
-    """Add a comment."""
+    """Store this text as a comment for people; nothing else reads it."""
 
 
 def runs(arguments: Sequence[str]) -> int:

@@ -27,13 +27,17 @@ class SearchOptions(JSONConnectionOptions, kw_only=True):
     query: Annotated[str, POSITIONAL]
     """Find passages that match this text."""
     index: Names = ()
-    """Search these indexes (default: all that the API key may search)."""
+    """Search the indexes with these names: default (of the config's table [retrieval]), uploads (of
+    uploaded documents), or NAME of a table [indexes.NAME]. Without it, search all that the API key
+    may search.
+    """
     properties: Properties = msgspec.field(default=(), name="filter")
-    """Search only documents with these properties: title=TEXT, author=TEXT, path=PREFIX, tag=TAG,
-    date=2026-11, "date>=2026-11-21".
+    """Search only documents with all of these properties: title=TEXT or author=TEXT (contains
+    TEXT), path=PREFIX (begins with PREFIX), tag=TAG, date=2026-11, "date>=2026-11-21",
+    "date<=2026".
     """
     top_k: Annotated[int, shown_as("K")] = 0
-    """Print this many passages; 0 means the gateway's default."""
+    """Print this many passages (default: search.top_k of the gateway's config)."""
 
 
 def search(arguments: Sequence[str]) -> int:

@@ -79,7 +79,9 @@ class RowsOptions(JSONConfigOptions, kw_only=True):
     """Options of `store export` and `store import`."""
 
     file: Annotated[Path, POSITIONAL]
-    """JSON-lines file: `export` writes it, and it must not exist yet; `import` reads it."""
+    """JSON-lines file. `store export` writes this file, which must not exist yet; `store import`
+    reads it.
+    """
 
 
 class RestoreOptions(ConfigOptions):
@@ -88,7 +90,9 @@ class RestoreOptions(ConfigOptions):
     file: Annotated[Path, POSITIONAL]
     """Restore this file, which `rolegate store backup` wrote."""
     force: bool = False
-    """Replace the config's store if it exists; the old store and its log are renamed and kept."""
+    """Replace the config's store if it exists. The old store and its log are kept under another
+    name, which is printed.
+    """
 
 
 class UpgradeOptions(JSONConfigOptions):
@@ -106,8 +110,8 @@ def store(arguments: Sequence[str], release: Release = THIS) -> int:
     async def upgrading(options: UpgradeOptions) -> int:
         """Upgrade the schema of the store to the schema of this release.
 
-        Make a backup first. If --check shows that earlier releases stop working, stop the gateways
-        of these releases first.
+        Make a backup first. --check shows whether gateways of earlier releases can use the upgraded
+        store. If they cannot, stop them before the upgrade.
         """
         url = read_config(options.config).server.store
         _see_file(url)
@@ -201,7 +205,7 @@ async def _back_up(options: BackupOptions) -> None:
     """Copy a SQLite store into one file.
 
     The copy contains every answer that clients have received so far, and can be restored without
-    the log folder. A gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
+    any other file. A gateway may continue to write meanwhile. For PostgreSQL use pg_dump.
     """
     await _copied(options, "copying", lambda database, file, _: database.copy(file))
     print(f"{options.file}: {options.file.stat().st_size:,} bytes")
@@ -325,30 +329,36 @@ EXPORTS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
 
 
 class ExportOptions(StoreOptions, kw_only=True):
-    """Write runs with their traces into a file that `datasets.load_dataset` can read."""
+    """Write runs with their traces into a file that Hugging Face's `load_dataset` can read."""
 
     out: File
     """Write to this file, which ends in .jsonl or .parquet. For .parquet, install the extra
     `datasets`.
     """
     purpose: Literal["rl"] | None = msgspec.field(default=None, name="for")
-    """Form of the rows (default: one row per run). rl is for reinforcement learning: one row per
-    agent of a run, with the reward of the run. It needs a .jsonl file, and implies --training.
+    """Purpose of the file, which determines its rows (default: one row per run). rl (reinforcement
+    learning): one row per agent of a run (delegator, manager, executor or answerer), with the
+    reward of the run. rl needs a .jsonl file, and implies --training.
     """
     force: bool = False
     """Replace the file if it exists."""
     tenant: str | None = None
-    """Write only runs of this tenant."""
+    """Write only runs of this tenant (default: all tenants)."""
     training: bool = False
-    """Leave out runs of tenants that do not allow training on them."""
+    """Leave out runs of tenants that do not allow training on them (`rolegate tenants set NAME
+    --no-training`).
+    """
     kind: RunKind | None = None
-    """Write only runs of this kind."""
+    """Write only runs of this kind: answer (a question), table (a table), execute (one sub-query,
+    by API), complete (one model call, by API), or shadow (a finished run that a version on trial
+    repeated).
+    """
     since: Time | None = None
     """Write only runs that started at this time or later: 2026-11-21, 2026-11-21T10:00 (UTC), 7d (7
     days ago) or 12h (12 hours ago).
     """
     until: Time | None = None
-    """Write only runs that started before this time."""
+    """Write only runs that started before this time; same forms as --since."""
 
 
 def export(arguments: Sequence[str]) -> int:

@@ -49,8 +49,9 @@ class FillOptions(TermsOptions, kw_only=True):
     question: Annotated[str, POSITIONAL]
     """Description of the rows in plain words: "cities of Vorland"."""
     columns: Annotated[str, shown_as("COLUMNS")]
-    """Columns, as in "city*, founded:integer, size:S|L": a * marks a key column, which tells rows
-    apart; a type or choices follow a colon.
+    """Columns, as in "city*, founded:integer, size:small|large". A * marks a key column: no two
+    rows have the same values in all key columns. After a colon follows the type (text, integer,
+    number, date, url or boolean; default: text), or the allowed values.
     """
     rows: File | None = None
     """Fill the empty cells of the rows in this CSV or .xlsx file. Columns of the file that are not
@@ -61,19 +62,22 @@ class FillOptions(TermsOptions, kw_only=True):
     conditions: Annotated[tuple[str, ...], shown_as("CONDITION")] = msgspec.field(
         default=(), name="where"
     )
-    """Exclude rows for which a source contradicts this condition: "founded after 1990", "Is {city}
-    in Veshoux?".
+    """Exclude rows that contradict this condition, according to a source. A condition is a column,
+    an operator and a value, such as "founded after 1990", or a yes/no question about a row, such as
+    "Is {city} in Veshoux?", in which {city} stands for the row's value in that key column.
     """
     excluded: bool = False
-    """Also show the excluded rows, each with the sentences that exclude it, and write them to
-    --out.
+    """Also show the rows that a condition excluded, each with the sentences that contradict the
+    condition, and write these rows to --out.
     """
     max_rows: int = 0
-    """Return at most this many rows; 0 means the gateway's limit."""
+    """Return at most this many rows (default: table.max_rows of the gateway's config, which is also
+    the upper limit).
+    """
     out: File | None = None
     """Also write the table to this file, which ends in .md, .csv, .tsv, .xlsx or .json."""
     sources: bool = False
-    """Write a second column to --out for each column of the table, with the sources of its values.
+    """Also write to --out, for each column of the table, a column with the sources of its values.
     """
     NEEDS: ClassVar = {"sources": "out", "closed": "rows"}
 

@@ -48,9 +48,12 @@ class UsageOptions(PeriodOptions):
     """
 
     by: tuple[str, ...] = ("role", "model")
-    """Split the sums by these properties of calls: tenant, role, model, version, manager, key."""
+    """Show one sum for each combination of these properties of calls: tenant, role, model, version
+    (of the executor), manager, key (ID of the API key).
+    """
     per: Bucket | None = None
-    """Split the sums by hours, days or months, in UTC (default: sums over the whole period)."""
+    """Show separate sums for each hour, day or month, in UTC (default: sums over the whole period).
+    """
     json: Annotated[bool, exclusive("format")] = False
     """Print JSON."""
     csv: Annotated[bool, exclusive("format")] = False

@@ -41,7 +41,9 @@ class CanaryOptions(VersionOptions):
     """Options of `versions canary`."""
 
     share: float = 0.2
-    """Share of the runs in which the version is the executor: more than 0, at most 1."""
+    """Share of the runs in which the version is the executor instead of the active version: a
+    number above 0, at most 1.
+    """
 
 
 def versions(arguments: Sequence[str]) -> int:
@@ -65,9 +67,7 @@ def versions(arguments: Sequence[str]) -> int:
 
 
 def _register(client: Client, options: VersionOptions) -> None:
-    """Register a published version: check its files, load it into the running engine, and record
-    it.
-    """
+    """Register a published version: check its files, and load it into the running engine."""
     _show(client.register_version(options.version), options)
 
 
@@ -77,9 +77,7 @@ def _shadow(client: Client, options: VersionOptions) -> None:
 
 
 def _canary(client: Client, options: CanaryOptions) -> None:
-    """Make a version a canary: let it serve a share of the runs, and compare it with the active
-    version.
-    """
+    """Make a version a canary: the executor in a share of the runs, for a comparison."""
     _show(client.set_version_traffic(options.version, "canary", options.share), options)
 
 

@@ -150,7 +150,7 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
     hosted = role.engine is None and role.base_url is None
     urls = [url.rstrip("/") for url in (role.base_url, *role.replicas) if url]
     if role.engine not in (None, *config.engines):
-        yield (f"{key}.engine: there is no table engines.{role.engine}; add it, or set base_url.")
+        yield (f"{key}.engine: there is no table [engines.{role.engine}]; add it, or set base_url.")
     if role.engine and role.base_url:
         yield f"{key}: both engine and base_url are given; keep one."
     if role.thinking is not None and hosted:
@@ -178,7 +178,7 @@ def _role(key: str, role: RoleConfig, config: Config) -> Iterator[str]:
     if len(set(urls)) < len(urls):
         yield f"{key}.replicas: contains a URL twice, or the URL of base_url; remove one."
     if role.fallbacks and not key.startswith("roles."):
-        yield (f"{key}.fallbacks: only delegation, execution and answer have any; remove this key.")
+        yield (f"{key}.fallbacks: this role can have no fallbacks; remove this key.")
     if key.removeprefix("roles.") in role.fallbacks:
         yield f"{key}.fallbacks: contains the role itself; remove it from the list."
 
@@ -245,7 +245,7 @@ def _embedder(config: Config) -> Iterator[str]:
             "retrieval.embedder: set engine (the name of a table in engines) or base_url, not both."
         )
     if embedder.engine not in (None, *config.engines):
-        yield (f"retrieval.embedder.engine: there is no table engines.{embedder.engine}; add it.")
+        yield (f"retrieval.embedder.engine: there is no table [engines.{embedder.engine}]; add it.")
 
 
 def _retrieval(config: Config) -> Iterator[str]:
@@ -276,8 +276,8 @@ def _retrieval(config: Config) -> Iterator[str]:
         shape = FACTORY.fullmatch(index.vectors)
         if shape and shape[3] and dimension % int(shape[3]):
             yield (
-                f"{key}.vectors: {index.vectors} does not fit the embedder; the number after PQ "
-                f"must be a divisor of its dimension, {dimension}."
+                f"{key}.vectors: {index.vectors} does not fit the embedder; its dimension, "
+                f"{dimension}, must be a multiple of the number after PQ; choose another number."
             )
         if index.milvus and partitions.count(index.milvus) > 1:
             yield f"{key}.milvus: another index has the same partition; name another partition."

@@ -101,9 +101,9 @@ class ServerConfig(Section):
     http: Address | None = None
     """Address of the OpenAI-compatible server and of the web pages. Absent: neither is served."""
     http_hosts: tuple[Host, ...] = ()
-    """Host names, such as gateway.example, under which clients may reach the HTTP server and the
-    metrics. IP addresses, localhost and the host of the configured address are always allowed.
-    Requests to other host names are refused.
+    """Host names, such as gateway.example, that clients may use to reach the HTTP server and the
+    metrics. IP addresses, localhost and the host in `http` are always allowed. Requests to other
+    host names are refused.
     """
     chat_tasks: ChatTasks = "answer"
     """How the OpenAI-compatible server handles requests for a title, for tags or for follow-up
@@ -117,13 +117,15 @@ class ServerConfig(Section):
     set 4096 here, and limit the connections of each client in the proxy.
     """
     store: Store = "sqlite:///rolegate.db"
-    """URL of the database: sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE. Several
-    gateways may share a PostgreSQL database; a SQLite file belongs to one gateway.
+    """URL of the database for runs, API keys and tenants: sqlite:///FILE, or
+    postgresql://USER:PASSWORD@HOST/DATABASE. Several gateways may share a PostgreSQL database; a
+    SQLite file belongs to one gateway.
     """
     log: AnyPath | None = None
-    """Folder of the write-ahead log, to which runs are written before they are in the database.
-    With PostgreSQL, each gateway writes to its own subfolder, and reads that subfolder when the
-    gateway restarts. Absent: next to the SQLite file, or in ~/.cache/rolegate/logs for PostgreSQL.
+    """Folder of the write-ahead log. Runs are written to the log first, and soon after to the
+    database. With PostgreSQL, each gateway writes to its own subfolder, and reads that subfolder
+    when the gateway restarts. Absent: next to the SQLite file, or in ~/.cache/rolegate/logs for
+    PostgreSQL.
     """
     timeout_s: Seconds = 120.0
     """Max duration of a request in seconds, even if the client's deadline is later."""
@@ -162,9 +164,9 @@ class SearchConfig(Section):
     top_k: Passages = 3
     """Number of passages that a search shows to its executor."""
     access: bool = False
-    """Allow executors to open a document that one of their searches has found, and to read passages
-    of this document about one subject. A small model that was trained without this option ignores
-    the instructions for opening documents.
+    """Allow executors to open a document that one of their searches has found: they name a subject,
+    and get the passages of the document about it. A small model that was trained without this
+    option ignores the instructions for opening documents.
     """
     access_k: Passages = 10
     """Max number of passages of an opened document to show to the executor."""
@@ -186,16 +188,16 @@ class SearchConfig(Section):
 
 
 class ReportCacheConfig(Section):
-    """Reuse of an executor's report in other runs with the same sub-query, so that only one
-    executor works on that sub-query. Reports are not reused if the executor samples at random, that
-    is, with a temperature above 0 and no seed.
+    """Reuse of reports: if a run has a sub-query on which an executor has just worked in another
+    run, that executor's report is used again. Reports are not reused if the executor samples at
+    random, that is, with a temperature above 0 and no seed.
     """
 
     enabled: bool = True
     """Whether reports are reused in other runs."""
     keep_s: Pause = 300.0
-    """Seconds for which later runs reuse a finished report. After a change of the index, older
-    reports are not reused.
+    """Seconds after which a finished report is no longer reused. After a change of the index, older
+    reports are not reused either.
     """
 
 
@@ -268,7 +270,9 @@ class RoleConfig(Section):
     prompt that is too long is sent, and the endpoint refuses it.
     """
     attempts: Count = 3
-    """Max attempts of a model call, over all replicas together, before the call fails."""
+    """Max attempts of a model call, over all `replicas` together. If all attempts fail, the call
+    fails.
+    """
     replicas: tuple[URL, ...] = ()
     """Base URLs of further endpoints with the same model and the same API key, for load balancing
     and failover.
@@ -287,9 +291,10 @@ class RoleConfig(Section):
     models are called with the prompt of this role.
     """
     structured: bool = True
-    """Constrain the outputs of the execution role to the format that the gateway expects, with
-    vLLM's structured outputs. This key is ignored in other roles, if the endpoint has no structured
-    outputs, or if `thinking` is true. Set false for a model that writes its thinking into its text.
+    """Constrain the outputs of the executor to the format that the gateway expects, with vLLM's
+    structured outputs. The key has no effect in other roles, at an endpoint without structured
+    outputs, or with `thinking = true`. Set false for a model that writes its thinking into its
+    text.
     """
     tool_calls: bool = False
     """True: the model calls tools with the tool calls of OpenAI's API, which the endpoint must
@@ -344,7 +349,9 @@ class EmbedderConfig(Section):
     model: ModelName | None = None
     """Name of the model at its endpoint; required with `engine` or `base_url`."""
     dimension: Count | None = None
-    """Length of the model's vectors; required with `engine` or `base_url`."""
+    """Number of components of the model's vectors, such as 1024; required with `engine` or
+    `base_url`.
+    """
     api_key_env: Variable | None = None
     """Name of the environment variable with the API key. Absent: requests have no key."""
     query_prefix: str = ""
@@ -407,8 +414,8 @@ class IndexConfig(Section):
     memory and find almost the same passages (docs/documents.md#large-indexes).
     """
     memory_gb: Positive = 4.0
-    """Max memory in GiB for building an index that is not `Flat`: for the sample of vectors on
-    which FAISS trains the index, and for the growing index. A build that needs more fails before it
+    """Max memory in GiB for building an index that is not `Flat`. It must hold the index, and the
+    sample of vectors on which FAISS trains the index. A build that needs more fails before it
     embeds the documents.
     """
     milvus: MilvusConfig | None = None
@@ -487,16 +494,16 @@ class GateConfig(Section):
     80 % are.
     """
     min_right: Annotated[float, Meta(ge=0, lt=1)] = 0.1
-    """Min share of right answers of a candidate. The candidate must reach it twice: in the judged
-    runs of its trial, and for the questions in `versions.held_out`.
+    """Min share of right answers of a candidate, from 0 to 1. The candidate must reach it twice: in
+    the judged runs of its trial, and for the questions in `versions.held_out`.
     """
     canary_share: Annotated[float, Meta(gt=0, le=1)] = 0.2
     """Share of the runs that a candidate serves in the second part of its trial, as a canary. In
     the first part, as a shadow, it only repeats finished runs.
     """
     max_tokens_ratio: Annotated[float, Meta(gt=0, le=1000)] = 2.0
-    """Max tokens that a candidate may use, as a multiple of the tokens that the active version
-    uses.
+    """Max ratio of the tokens that a candidate uses to the tokens that the active version uses. A
+    candidate with a higher ratio is not promoted.
     """
 
 
@@ -512,8 +519,8 @@ class VersionsConfig(Section):
     held_out: File | None = None
     """File of held-out questions: a JSON object with `question` and `golden_answers` on each line.
     Before the gate promotes a canary, the active version and the canary answer all these questions,
-    and the canary must pass (see `gate`). The tenant `default` pays for the answers. Absent: the
-    gate promotes no canary, but operators can promote it.
+    and the canary must pass (see `[versions.gate]`). The tenant `default` pays for the answers.
+    Absent: the gate promotes no canary, but operators can promote it.
     """
     gate: GateConfig = GateConfig()
 
@@ -539,12 +546,12 @@ class TelemetryConfig(Section):
     in the metrics.
     """
     webhook_secret_env: Variable | None = None
-    """Environment variable with the secret that signs the warnings: `whsec_` and at least 24 bytes
-    in base64.
+    """Name of the environment variable with the secret that signs the warnings. The secret is
+    `whsec_` followed by at least 24 bytes in base64.
     """
     contents: bool = False
-    """Include the texts of questions, sub-queries and answers in the traces that are sent, except
-    for tenants with the setting `redact`.
+    """Include the texts of questions, sub-queries and answers in the traces that are sent to
+    `otlp`, except for tenants with the setting `redact`.
     """
 
 
@@ -560,9 +567,9 @@ class DistillationConfig(Section):
 
 
 class ToolServerConfig(Section):
-    """An MCP server whose tools the workers of a manager may call (see `[managers.NAME]`). With
-    `command`, it is a program that the gateway starts and keeps running. With `url`, it is called
-    over HTTP.
+    """An MCP server. Its tools may be called by the workers of a manager, which are its executors
+    (see `[managers.NAME]`). With `command`, it is a program that the gateway starts and keeps
+    running. With `url`, it is called over HTTP.
     """
 
     command: tuple[str, ...] = ()
@@ -584,8 +591,8 @@ class ToolServerConfig(Section):
     timeout_s: Seconds = 60.0
     """Timeout of a call, and of the server's start, in seconds."""
     own_sessions: bool = False
-    """Give each worker its own session with the server, from the worker's first call until the
-    worker has ended. Set true for servers that keep state between calls, such as the page of a
+    """True: each worker has its own session with the server, from the worker's first call until the
+    worker has ended. This is for servers that keep state between calls, such as the open page of a
     browser. False: all workers of all runs share one session.
     """
     max_in_flight: Count = 4
@@ -600,9 +607,9 @@ class ToolServerConfig(Section):
 
 class ManagerConfig(Section):
     """A manager: a model between the delegator and its executors, in the topology `host` and in
-    tables. It gets a sub-query of the delegator, splits it for its workers, checks their reports,
-    and writes one report for the delegator. The delegator refers to the manager of the table
-    `[managers.NAME]` as NAME.
+    tables. It gets a sub-query of the delegator, splits it for its workers (the manager's
+    executors), checks their reports, and writes one report for the delegator. The delegator refers
+    to the manager of the table `[managers.NAME]` as NAME.
     """
 
     about: str
@@ -612,15 +619,16 @@ class ManagerConfig(Section):
     is absent too, the shipped prompt.
     """
     tools: tuple[str, ...] = ()
-    """Names of tables `[tools.NAME]`, whose tools the manager's workers call instead of searching.
-    Absent: the workers search, like other executors.
+    """Tool servers, each the NAME of a table `[tools.NAME]`. The manager's workers call the tools
+    of these servers instead of searching. Absent: the workers search, like other executors.
     """
     role: RoleConfig | None = None
     """The manager's model and its settings. Absent: the delegator's model and settings."""
     max_workers: Count = 8
     """Max concurrent workers of the manager."""
     max_rounds: Count = 2
-    """Max rounds for one sub-query of the delegator. In each round, the manager dispatches workers.
+    """Max rounds for one sub-query of the delegator. In each round, the manager gives sub-queries
+    to its workers, and gets their reports.
     """
 
 

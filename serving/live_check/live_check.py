@@ -191,14 +191,14 @@ async def _probe_role(
     stops = ProbeResult(True, "honoured")
     if any(isinstance(each, Completion) and each.overran for each in completions):
         advice = (
-            "the endpoint ignores stop strings: the model writes on after them, and although the "
-            "gateway cuts this text off, you pay for it; a server that honours them is cheaper"
+            "the endpoint ignores stop strings, so the model writes more text, which the gateway "
+            "cuts off, but which you pay for; to save this cost, use another server"
         )
         stops = ProbeResult(False, "ignored", advice)
     usage = ProbeResult(
         False,
         "none",
-        "costs stay unknown, because the endpoint reports no token counts; use another endpoint",
+        "costs are unknown, because the endpoint reports no token counts; use another endpoint",
     )
     if completion.usage is not None:
         usage = ProbeResult(True, "counted")

@@ -133,11 +133,12 @@ class _Server:
         async with self._slots:
             if (connection := self._connection) is None:
                 raise ToolFailed(
-                    f"the server is down: {self._down_reason}; retry later", endpoint=self._endpoint
+                    f"the server is down: {self._down_reason}; retry later",
+                    endpoint=self._endpoint,
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    f"the server has no tool {name!r}, or `allow` omits it; correct `allow`",
+                    f"the server has no tool {name!r}, or its `allow` lacks it; correct `allow`",
                     endpoint=self._endpoint,
                 )
             try:
@@ -147,7 +148,7 @@ class _Server:
                 # Let `keep_running` list the tools, to see whether the server still answers
                 connection.stale.set()
                 raise ToolFailed(
-                    f"the call took over {self._config.timeout_s:g} s; raise this tool's timeout_s",
+                    f"the call took over {self._config.timeout_s:g} s; raise `timeout_s`",
                     endpoint=self._endpoint,
                 ) from None
 

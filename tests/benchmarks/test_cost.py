@@ -114,7 +114,7 @@ def test_one_unknown_cost_makes_the_sum_unknown(store: Store) -> None:
         (["--instead", "execution"], "write ROLE=MODEL"),
         (["--instead", "cook=tiny"], "write ROLE=MODEL"),
         (["--instead", "execution=nobody/knows-this"], "nobody/knows-this: its price is unknown"),
-        (["--instead", "execution=tiny*0"], "SHARE is a number above 0"),
+        (["--instead", "execution=tiny*0"], "FACTOR is a number above 0"),
         (["--prices", "nowhere.toml"], "nowhere.toml: cannot be read"),
     ],
 )

@@ -272,7 +272,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         ),
         ("q.json", json.dumps([HOTPOT, 1]), "q.json, item 2: is not a JSON object"),
         ("q.jsonl", json.dumps(MUSIQUE | {"answerable": False}), "q.jsonl:1: no answer"),
-        ("q.csv", "problem,answer,canary\nx,y,z\n", "q.csv:2: cannot be decrypted with its canary"),
+        ("q.csv", "problem,answer,canary\nx,y,z\n", "q.csv:2: its texts cannot be decrypted"),
         ("q.csv", 'problem,answer\n"Who?', "q.csv: cannot be read "),
         ("q.xlsx", "x", "q.xlsx: cannot be read .*not a zip file"),
         (

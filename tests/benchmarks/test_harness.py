@@ -65,6 +65,6 @@ def test_every_benchmark_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 async def test_a_child_that_does_not_start_is_reported_with_its_status() -> None:
-    with pytest.raises(RolegateError, match=r"json\.tool ended before it was ready \(code \d"):
+    with pytest.raises(RolegateError, match=r"json\.tool ended too early \(status \d"):
         async with child("json.tool", "/nowhere"):
             pass

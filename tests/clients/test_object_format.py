@@ -300,7 +300,7 @@ def test_a_schema_becomes_columns() -> None:
         (of({"a": {"type": "string", "format": "email"}}), "the property 'a' is not supported"),
         (of({"a": {"anyOf": [STRING], "format": "email"}}), "the property 'a' is not supported"),
         (of({"a": {}}), "the property 'a' is not supported"),
-        (of({"a": {"type": "string", "const": ""}}), "its type is choice, with 0 choices"),
+        (of({"a": {"type": "string", "const": ""}}), "its type is choice, and it has 0 choices"),
         (of({"a": {"enum": [1, 2]}}), "got a whole number"),
         (of({"a": {"enum": ["unknown"]}}), "a choice is empty or means"),
         (of({"a": STRING}, additionalProperties=STRING), "must be true or false"),

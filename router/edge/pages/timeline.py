@@ -130,7 +130,7 @@ class Agents:
 
     @property
     def executors(self) -> list[str]:
-        """Names of the executor versions in the run, sorted, as far as their work is known."""
+        """Names of the executor versions whose work in the run is known, sorted."""
         executions = (work.execution for work in self._works.values())
         return sorted({execution.executor for execution in executions if execution} - {""})
 

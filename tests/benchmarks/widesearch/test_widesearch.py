@@ -110,12 +110,15 @@ def test_runs_are_averaged_by_task(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ("--runs 1 --no-judge", "nothing to score; give --responses FILE, or --address HOST:PORT."),
-        ("--runs 1 --responses r.jsonl", "give either --judge or --no-judge"),
+        (
+            "--runs 1 --no-judge",
+            "no responses to score; give --responses FILE, or --address HOST:PORT.",
+        ),
+        ("--runs 1 --responses r.jsonl", "give exactly one of --judge and --no-judge"),
         ("--runs 1 --responses r.jsonl --judge", "--config: give one; it names the models"),
         (
             "--runs 1 --responses r.jsonl --judge --no-judge --config c.toml",
-            "give either --judge or --no-judge",
+            "give exactly one of --judge and --no-judge",
         ),
         (
             "--runs 1 --address localhost:9 --no-judge --ray local",
@@ -211,7 +214,7 @@ async def test_a_gateway_is_asked_for_missing_responses(tmp_path: Path) -> None:
         address = f"127.0.0.1:{await server.start('127.0.0.1:0')}"
         options = Options(tasks=folder, address=address, runs=2, no_judge=True, out=out)
         try:
-            with pytest.raises(BadRequest, match=r"2 of 6 questions failed; run the same command"):
+            with pytest.raises(BadRequest, match=r"2 of 6 tables failed; the same command"):
                 await measure(options)
             down = False
             measured = await measure(options)

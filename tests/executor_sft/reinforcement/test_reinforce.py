@@ -74,7 +74,7 @@ async def test_reward_rises(engine: TinyEngine, reinforce: Ran, tmp_path: Path) 
     assert max(row["executor"]["logprob_gap"] for row in rows) < 1e-4
     assert [name[:4] for name in engine.loaded] == [f"{number:04}" for number in range(1, 10)]
     assert list(engine.models) == ["base", *engine.loaded[-2:]]
-    assert "step 9 of 9: reward" in output
+    assert "step 9 of 9: mean reward" in output
     assert "s left" in output
     manifest = read_manifest(tmp_path / "out")
     assert manifest.figures["reward"] == rows[-1]["reward"]

@@ -144,10 +144,10 @@ async def test_executors_of_a_run_share_a_replica(
 @pytest.mark.parametrize(
     ("slow", "streamed", "message"),
     [
-        (hang, True, r"it wrote nothing within 0\.3 s"),
-        (streams(then=hang), True, r"it wrote nothing within 0\.3 s"),
-        (streams(text_event("a"), then=hang), True, r"its output did not end within 0\.6 s"),
-        (hang, False, r"it wrote nothing within 0\.3 s"),
+        (hang, True, r"the model wrote nothing within 0\.3 s"),
+        (streams(then=hang), True, r"the model wrote nothing within 0\.3 s"),
+        (streams(text_event("a"), then=hang), True, r"the output did not end within 0\.6 s"),
+        (hang, False, r"the model wrote nothing within 0\.3 s"),
     ],
 )
 async def test_a_call_that_exceeds_a_timeout_is_stopped_and_not_repeated(

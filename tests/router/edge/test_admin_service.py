@@ -238,7 +238,7 @@ async def test_an_expired_key_is_refused_by_every_gateway(operator: Operator, ur
         (
             "ExpireKey",
             {"expire_time": datetime(2001, 1, 1, tzinfo=UTC)},
-            "expire_time: 978307200 is not in the future; give another Unix time",
+            "expire_time: the Unix time 978307200 is not in the future; give a time",
         ),
         ("ExpireKey", {"expire_time": Timestamp(seconds=2**62)}, "expire_time: "),
         ("RotateKey", {"grace": timedelta(seconds=-1)}, "grace: must be from 0"),

@@ -474,7 +474,7 @@ async def test_a_huge_excluded_row_is_shortened() -> None:
                 columns=[pb.Column(name="a", key=True)],
                 conditions=[pb.Condition()],
             ),
-            r"conditions\[0\]: names no column",
+            r"conditions\[0\]: has neither a column",
         ),
         ("FillTable", pb.FillTableRequest(columns=[pb.Column(name="a")]), "no key column given"),
         (

@@ -35,8 +35,8 @@ def test_valid_columns_and_rows_are_accepted() -> None:
             [CITY, Column("founded", ask="{city}" * 9)],
             "ask has 9 placeholders .limit: 8.",
         ),
-        ([CITY, Column("kind", "choice")], "its type is choice, with 0 choices; list"),
-        ([CITY, Column("kind", choices=("a", "b"))], "its type is text, with 2 choices; list"),
+        ([CITY, Column("kind", "choice")], "its type is choice, and it has 0 choices;"),
+        ([CITY, Column("kind", choices=("a", "b"))], "its type is text, and it has 2 choices;"),
         ([CITY, Column("kind", "choice", choices=("a", "N/A"))], "leave it out"),
         (
             [CITY, Column("mayor", ask="Who leads {town}?")],

@@ -385,7 +385,7 @@ PROTOCOL = "the model kept to the role's output format in {} turns"
             "execution",
             "stops",
             "ignored",
-            "the gateway cuts this text off, you pay for it",
+            "which the gateway cuts off, but which you pay for",
         ),
         (model(usage=False), 0, "execution", "usage", "none", "no token counts"),
         (slips("<stop/>"), 0, "delegation", "protocol", "2 of 3", PROTOCOL.format("2 of 3")),

@@ -383,7 +383,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             GOOD.replace('base_url = "http://127.0.0.1:1/v1"', 'engine = "b"', 1),
-            "roles.delegation.engine: there is no table engines.b; add it, or set base_url.",
+            "roles.delegation.engine: there is no table [engines.b]; add it, or set base_url.",
         ),
         (
             in_role("engine = 'b'") + "[engines.b]\npath = 'm'\n",
@@ -463,7 +463,7 @@ TEACHER = "[distillation.teacher]\nmodel = 'm'\nprompt = 'prompt.txt'\n"
         ),
         (
             with_tables(f"{TEACHER}fallbacks = ['answer']"),
-            "distillation.teacher.fallbacks: only delegation, execution and answer have any",
+            "distillation.teacher.fallbacks: this role can have no fallbacks",
         ),
         (
             with_tables(f"{TEACHER}thinking = true"),

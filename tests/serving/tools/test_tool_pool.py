@@ -56,7 +56,7 @@ async def test_a_fault_fails_one_call_only(fault: str) -> None:
 async def test_a_call_that_times_out_is_cancelled_at_the_server() -> None:
     """Its slot is free again."""
     async with tools_of(faulty(timeout_s=2, max_in_flight=1)) as (tools, _):
-        failed = "failed: the call took over 2 s; raise this tool's timeout_s"
+        failed = "failed: the call took over 2 s; raise `timeout_s`"
         assert await done(tools, "silent") == failed
         assert len((await state(tools))["cancelled"]) == 1
 

@@ -51,6 +51,6 @@ async def test_documents_are_uploaded_listed_and_deleted(
     names = [json.loads(line)["name"] for line in (await run("list", "--json")).out.splitlines()]
     assert names == ["a.txt"]
     refused = await run("upload", "a.txt", "b.txt", "--name", "c.txt")
-    assert "--name: names a single file, but several are given" in refused.err
+    assert "--name: several files cannot have the same name" in refused.err
     absent = await run("upload", str(tmp_path / "absent.txt"))
     assert (absent.status, "absent.txt" in absent.err) == (1, True)

@@ -83,7 +83,7 @@ async def test_a_request_names_the_tenant_s_own_uploads(world: World) -> None:
     operator = world.callers["operator"]
     assert words(await tried(DOORS["search"], operator, "uploads/beta")) == {"beta"}
     both = await tried(DOORS["search"], operator, "uploads/beta", "uploads/acme")
-    assert "keep one" in both
+    assert "name one" in both
 
 
 async def _listed(client: AsyncClient) -> str:
