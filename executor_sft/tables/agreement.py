@@ -10,7 +10,7 @@ not for a table's completeness.
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-import msgspec
+from msgspec import structs
 
 from executor_sft.questions import HeldOut, Question
 from executor_sft.tables.synthesis import MIN_COLUMNS
@@ -92,7 +92,7 @@ def made_tables(
         reason = next((reason for reason, holds in reasons.items() if holds), "")
         if not reason:
             seen.add(rows)
-        yield msgspec.structs.replace(table, reason=reason)
+        yield structs.replace(table, reason=reason)
 
 
 def _made(pair: Answers) -> MadeTable:
@@ -111,7 +111,7 @@ def _made(pair: Answers) -> MadeTable:
             made.append(tuple(value if agreed else "" for value, agreed in cells))
             blanked += agrees.count(False)
     return MadeTable(
-        msgspec.structs.replace(pair.question, rows=tuple(sorted(made))),
+        structs.replace(pair.question, rows=tuple(sorted(made))),
         table_score(schema, best.rows, other.rows).item_f1,
         _supported(made) / max(1, len(made) * len(schema.columns)),
         len(best.rows) + len(other.rows) - 2 * len(made),

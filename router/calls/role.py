@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-import msgspec
 import structlog
+from msgspec import structs
 
 from router.amount import NOTHING, Amount
 from router.calls.attempts import (
@@ -131,7 +131,7 @@ class Role:
                     self.health.fallbacks += 1
                     purpose = purpose if condensing else "fallback"
 
-                prompt = msgspec.structs.replace(role._prompt(messages, stop, pattern), tools=tools)
+                prompt = structs.replace(role._prompt(messages, stop, pattern), tools=tools)
                 attempts = role._attempts(prompt, sub_query_index, ledger, purpose)
                 attempts.until = until
                 attempts.on_text = on_text
@@ -226,7 +226,7 @@ class Role:
         if not max_tokens:
             return self
         fewer = min(max_tokens, self.sampling.max_tokens)
-        sampling = msgspec.structs.replace(self.sampling, max_tokens=fewer)
+        sampling = structs.replace(self.sampling, max_tokens=fewer)
         return replace(
             self,
             sampling=sampling,
