@@ -159,8 +159,8 @@ class Administration:
             )
         if len(label) > _LONGEST_LABEL or not label.isprintable():
             raise BadRequest(
-                f"label {label!r:.40}: has {len(label)} characters; use {_LONGEST_LABEL} at most, "
-                "all printable."
+                f"label {label!r:.40}: has {len(label)} characters; a label must have at most "
+                f"{_LONGEST_LABEL}, and all must be printable."
             )
         text, key = new_key(tenant, SCOPES.intersection(chosen), label)
         first = await self._act(

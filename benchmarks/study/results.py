@@ -33,8 +33,8 @@ class QuestionResult(Frozen, kw_only=True):
     question: str
     golds: tuple[str, ...]
     rollout: int
-    """Number of this answer, from 0. The answers to the same question in the same cell have
-    different numbers.
+    """Number of this answer, from 0, among the answers to the same question in the same
+    configuration of the sweep.
     """
     answer: str
     outcome: str

@@ -16,11 +16,11 @@ nothing.
 
 
 def normal_answer(text: str) -> str:
-    """Return the normal form of an answer: in lower case, without ASCII punctuation, English
-    articles and surplus space, as in the official scripts.
+    """Return the normal form of an answer, as the scoring programs of the data sets compute it: in
+    lower case, without ASCII punctuation, English articles and surplus space.
 
-    The official scripts are made for English only. Here, text in a script without spaces between
-    words is folded, so that each of its characters counts as a word.
+    Those programs are made for English only. Here, text of a language that is written without
+    spaces, such as Chinese, is folded, so that each of its characters counts as a word.
     """
     if is_east_asian(text):
         return fold(text).strip()

@@ -134,6 +134,6 @@ def _is_read(path: Path) -> bool:
 def _add(by_name: dict[str, SourceFile], source: SourceFile) -> None:
     if (other := by_name.setdefault(source.name, source)) is not source:
         raise BadDocument(
-            f"{escaped(source.path)} and {escaped(other.path)}: both get the name {source.name!r} "
-            "in the index; name the folder above both, or rename one of them."
+            f"{escaped(source.path)} and {escaped(other.path)}: both would be called "
+            f"{source.name!r} in the index; index the folder that contains both, or rename one."
         )

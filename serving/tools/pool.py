@@ -138,7 +138,7 @@ class _Server:
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    f"the server has no tool {name!r}, or its `allow` lacks it; correct `allow`",
+                    f"the tool {name!r} is not on the server, or not in the config's list `allow`",
                     endpoint=self._endpoint,
                 )
             try:

@@ -111,7 +111,7 @@ def test_two_files_of_one_name_are_refused(docs: Path, tmp_path: Path) -> None:
     (other / "b.md").write_text("another")
     with pytest.raises(
         BadDocument,
-        match=rf"^{other}/b\.md and {docs}/b\.md: both get the name 'docs/b\.md'",
+        match=rf"^{other}/b\.md and {docs}/b\.md: both would be called 'docs/b\.md'",
     ):
         find_sources([docs, other])
 

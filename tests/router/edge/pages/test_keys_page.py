@@ -136,8 +136,8 @@ async def test_a_form_that_asks_for_the_impossible_changes_nothing(browser: Brow
     for form, fields, message in (
         ("create", {"tenant": HOSTILE}, "must be 1 to 64 letters"),
         ("create", {"tenant": "acme", "operate": "on"}, "scope operate: only keys without"),
-        ("create", {"label": "x" * 201}, "has 201 characters; use 200 at most"),
-        ("create", {"label": HOSTILE}, "use 200 at most, all printable"),
+        ("create", {"label": "x" * 201}, "has 201 characters; a label must have at most 200"),
+        ("create", {"label": HOSTILE}, "at most 200, and all must be printable"),
         ("rotate", {"key_id": browser.key_id, "hours": "-1"}, "hours: must be a whole number"),
         ("rotate", {"key_id": browser.key_id, "hours": "9" * 9}, "grace: must be from 0"),
         ("expire", {"key_id": browser.key_id, "hours": "0"}, "is not in the future"),
