@@ -80,22 +80,21 @@ class Step(Frozen):
 
         `step`: name of the step. `inputs`: files or folders; keys are their purposes, such as
         `questions`. `settings`: everything else that determines the result. Raises `BadConfig` if
-        the folder contains results of another step, or of the same step with other inputs or
-        settings, or other files. A step that has no results yet, because its inputs were refused,
-        can be begun again with other inputs.
+        the folder contains another step, the same step with other inputs or settings, or other
+        files.
         """
         origin = Origin(
             step, {name: digest_of(path) for name, path in inputs.items()}, dict(settings)
         )
         folder.mkdir(parents=True, exist_ok=True)
         begun = folder / _BEGUN
-        # A killed command may have left a temporary file
-        if all(_BEGUN in path.name for path in folder.iterdir()):
+        if not begun.exists():
+            # A killed command may have left a temporary file
+            if any(not path.name.startswith(f".{_BEGUN}.") for path in folder.iterdir()):
+                raise BadConfig(
+                    f"{folder}: contains files that this command did not write; name a new folder."
+                )
             write_json(begun, origin)
-        elif not begun.exists():
-            raise BadConfig(
-                f"{folder}: contains files that this command did not write; name a new folder."
-            )
         else:
             before = read_json(begun, dict[str, Any], _ADVICE)
             now = msgspec.json.decode(msgspec.json.encode(origin))
