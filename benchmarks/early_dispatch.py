@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from itertools import product, starmap
 
-import msgspec
 from aiohttp import web
+from msgspec import structs
 from rolegate.client import AsyncClient
 
 from benchmarks import harness
@@ -88,7 +88,7 @@ class Setting(Frozen):
         """Return a question with this setting in its text, where the simulated models read it.
         Questions with different numbers have no sub-query in common.
         """
-        fields = {"number": number, **msgspec.structs.asdict(self)}
+        fields = {"number": number, **structs.asdict(self)}
         return " ".join(f"{name}={value}" for name, value in fields.items())
 
 
@@ -148,7 +148,7 @@ def _row(setting: Setting, pairs: Sequence[Sequence[float]]) -> SettingTimes:
     """
     without_s, with_s = map(statistics.median, zip(*pairs, strict=True))
     gain = statistics.median(1 - early_s / late_s for late_s, early_s in pairs)
-    fields = msgspec.structs.asdict(setting)
+    fields = structs.asdict(setting)
     return SettingTimes(
         **fields,
         without_s=without_s,

@@ -351,6 +351,9 @@ def _difference(
 def run(options: Options) -> int:
     """Run the step and return the exit status."""
     config = load_config(options.config)
+    questions, _ = read_questions(options.questions, tables=True, rows_needed=True)
+    if len({question.table is None for question in questions}) > 1:
+        raise BadConfig(f"{options.questions}: has questions and tables; write them to two files.")
     executors = named_adapters(options.executors, (BASE, TEACHER))
     delegators = named_adapters(options.delegators)
     inputs = {
@@ -367,7 +370,9 @@ def run(options: Options) -> int:
     }
     step = Step.begin(options.out, "evaluate", inputs, settings)
     if (manifest := step.finished) is None:
-        evaluation = asyncio.run(_evaluated(config, options, executors, delegators))
+        evaluation = asyncio.run(
+            _evaluated(config, options, questions[: options.limit], executors, delegators)
+        )
         write_json(options.out / RESULT, evaluation)
         manifest = step.finish(evaluation, [RESULT])
     show(manifest.figures, as_json=options.json)
@@ -419,17 +424,10 @@ async def answers(
 async def _evaluated(
     config: Config,
     options: Options,
+    questions: Sequence[Question],
     executors: Mapping[str, Path | None],
     delegators: Mapping[str, Path | None],
 ) -> Evaluation | TableEvaluation:
-    questions = read_questions(options.questions, tables=True)[0][: options.limit]
-    tables = any(question.table for question in questions)
-    for question in questions:
-        if tables and not question.rows:
-            raise BadConfig(
-                f"{options.questions}: {question.id} has no `columns` or no right `rows`; add "
-                "them, since all lines of a file of tables need both."
-            )
     async with open_runtime(
         config,
         complain,
@@ -446,9 +444,9 @@ async def _evaluated(
             rollouts=options.rollouts,
             temperature=options.temperature,
             concurrency=options.concurrency,
-            work=_filled if tables else None,
+            work=_filled if questions[0].table else None,
         )
-    if tables:
+    if questions[0].table:
         return table_evaluation_of(answered, options.rollouts, options.temperature)
     return evaluation_of(answered, config.search, options.rollouts, options.temperature)
 

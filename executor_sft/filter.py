@@ -1,7 +1,7 @@
 """`rolegate sft filter`: keep the trajectories that are good enough to train on.
 
 A trajectory is the work of an executor, teacher or student (the model to train), on one sub-query.
-Three groups of trajectories, called strata, are kept:
+Three strata (kinds) of trajectories are kept:
 
 student_single  trajectories of the untuned student that are right with one search
 teacher_single  trajectories of the teacher that are right with one search
@@ -76,7 +76,7 @@ class Options(StepOptions):
     rollouts: Annotated[tuple[Path, ...], POSITIONAL]
     """result folders of `rolegate sft rollout` or `rolegate sft mine`"""
     mix: str = ""
-    """max trajectories to keep of each group above. The TBSS paper uses
+    """max trajectories of each stratum, as STRATUM=N,…; the TBSS paper uses
     student_single=1000,teacher_single=500,teacher_multi=668 (default: no limits)
     """
     none: bool = False
@@ -90,7 +90,7 @@ class Options(StepOptions):
     the same as, or nearly the same as, a held-out question
     """
     seed: int = 1
-    """seed of the random choice that is made if a group has more trajectories than --mix allows"""
+    """seed of the random choice if a stratum has more trajectories than --mix allows"""
 
 
 class FilteredSample(Frozen):
@@ -144,7 +144,7 @@ def run(options: Options) -> int:
     show(manifest.figures, as_json=options.json)
     if not options.best and not manifest.figures["strata"].get("teacher_multi"):
         complain(
-            "For no kept sample, the teacher had to search twice (group teacher_multi), so the "
+            "No kept trajectory has a second search by the teacher (stratum teacher_multi), so the "
             "executor would not learn when to search again; roll out more questions."
         )
     return 0

@@ -38,7 +38,8 @@ class Options(ConnectionOptions, kw_only=True):
     """folder for the result folders of all steps; the same command with the same folder resumes"""
     evaluation: Path
     """file of held-out questions, for comparing the new version with the model before the training;
-    never trained on. Each line is JSON, such as {"question": "When …?", "answer": "1864"}
+    never trained on. Each line is JSON, such as {"question": "When …?",
+    "golden_answers": ["1864"]}
     """
     model: Path | None = None
     """folder with the weights of the model to train (default: the model that the executor's engine
@@ -49,9 +50,9 @@ class Options(ConnectionOptions, kw_only=True):
     file with the keys of `executor_sft/recipes/mini.toml`; it must train a LoRA adapter
     """
     mix: str = ""
-    """max trajectories of each kind to train on, such as
-    student_single=1000,teacher_single=500,teacher_multi=668, where single and multi are the number
-    of searches (default: no limits)
+    """max trajectories of each stratum to train on, as STRATUM=N,…, such as
+    student_single=1000,teacher_single=500,teacher_multi=668; `rolegate sft filter --help` explains
+    the strata (default: no limits)
     """
     min_trajectories: Count = 100
     """stop before the training if fewer trajectories pass the filter. A trajectory is an executor's
@@ -166,7 +167,7 @@ def _worse(evaluated: Path) -> str:
     if gain["high"] >= 0:
         return ""
     return (
-        "the new executor is worse than the old one: its share of right answers changes by "
-        f"{gain['mean']:+.3f} (95 % interval: up to {gain['high']:+.3f}). Log more runs; set a "
-        "new --work."
+        "the new executor is worse than the old one: its share of right answers is lower by "
+        f"{-gain['mean']:.3f} (by at least {-gain['high']:.3f} with 95 % confidence). Log more "
+        "runs, and name a new folder with --work."
     )

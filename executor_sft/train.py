@@ -120,7 +120,7 @@ def read_recipe(name: str, kind: type[_Kind]) -> _Kind:
     """
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     known = ", ".join(sorted(file.stem for file in _SHIPPED.glob("*.toml")))
-    advice = f"correct the TOML file, or name one of: {known}"
+    advice = f"name a TOML file with correct keys, or one of: {known}"
     return read_json(path, kind, advice, msgspec.toml.decode)
 
 

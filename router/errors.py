@@ -58,13 +58,15 @@ _WORDS = {
     r"Expected `\w+` <= (\S+?)(\.0)?": r"must be at most \1",
     r"Expected `\w+` > (\S+?)(\.0)?": r"must be more than \1",
     r"Expected `\w+` < (\S+?)(\.0)?": r"must be less than \1",
-    r"Expected `.+` of length (.+)": r"must have a length \1",
+    r"Expected `.+` of length >= (.+)": r"must have a length of at least \1",
+    r"Expected `.+` of length <= (.+)": r"must have a length of at most \1",
     r"Expected `.+` matching regex (.+)": r"must match the regular expression \1",
     r"Invalid enum value (.+)": r"cannot be \1",
     r"Object contains unknown field (.+)": r"has the unknown field \1",
     r"Object missing required field (.+)": r"lacks the required field \1",
-    r"Input data was truncated": "is incomplete, or contains half a surrogate pair",
-    r"'utf-8' codec can't decode bytes? .+ in position (\d+).*": r"is not UTF-8 from byte \1 on",
+    r"Input data was truncated": "ends too early, or contains half of a \\ud800 escape pair",
+    r"'utf-8' codec .+ in position (\d+).*": r"is not UTF-8 at byte \1 (the first is 0)",
+    "Invalid UTF-8 encoded string": "is not UTF-8 text",
     r"maximum recursion depth .+": "is nested too deeply",
 }
 _KINDS = {

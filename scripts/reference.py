@@ -109,12 +109,12 @@ dashboard for Grafana. `make docs` makes this page.
 - A *fallback role* takes over the calls of a role whose own model is unavailable (the config key
   `roles.NAME.fallbacks`).
 - A *circuit breaker* stops the attempts at a deployment after five failures in a row. Then it lets
-  single attempts through, until one succeeds.
+  one attempt through after 1 s, and after pauses that double up to 30 s, until one succeeds.
 
 | name | kind | labels | meaning |
 |---|---|---|---|"""
 _LABELS_OPENING = """
-`rolegate_process_…` describe the gateway's process.
+The metrics `rolegate_process_…` describe the gateway's process.
 
 ## Labels
 

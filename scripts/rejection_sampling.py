@@ -1,12 +1,13 @@
 """Train a delegator by rejection sampling, the baseline of `rolegate sft reinforce`, whose figures
 are in docs/LOG.md.
 
-    python -m scripts.rejection_sampling CONFIG QUESTIONS OUT [--exclude FILE …] [--rounds 4]
+    python -m scripts.rejection_sampling CONFIG QUESTIONS OUT [--exclude FILE …] [--rounds N]
 
 A round answers some tables with eight runs each, and trains the delegator to imitate the run with
 the highest reward. Tables whose runs all have the same reward are left out. The next round samples
 from the trained delegator. All rounds together make `--groups` times eight runs. If the command is
-killed, the same command makes no completed call again. The adapters are in OUT/NNNN/delegator.
+killed, the same command trains again, and takes the completed calls from OUT/calls.jsonl. The
+adapters are in OUT/NNNN/delegator.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from executor_sft.reinforcement.sequences import TokenSequence, _joined, _reward
 from executor_sft.rollout import Group, Run, roll_out_run
 from executor_sft.runtime import Runtime, adapter_name, named_adapters, open_runtime
 from executor_sft.train import read_recipe
-from router.errors import OutOfTime, UpstreamError
+from router.errors import BadConfig, OutOfTime, UpstreamError
 from serving.config.file import load_config
 
 ROLE = "delegation"
@@ -64,9 +65,9 @@ async def sampled(
     async def roll_out(pair: tuple[int, int]) -> None:
         place, number = pair
         seed = first_seed + place * RUNS + number
-        one = runtime.sampled(seed, 1.0, roles={ROLE})
+        sampled_runtime = runtime.sampled(seed, 1.0, roles={ROLE})
         try:
-            runs[pair] = await roll_out_run(one, "factorized", questions[place])
+            runs[pair] = await roll_out_run(sampled_runtime, "factorized", questions[place])
         except (UpstreamError, OutOfTime) as error:
             print(f"{questions[place].id}: {error}", flush=True)
 
@@ -82,15 +83,15 @@ async def sampled(
 
 def best_runs(groups: Sequence[Group], recipe: ReinforceRecipe) -> BestRuns:
     """Return the rows of the best run of each group."""
-    found = BestRuns([], [], [])
+    chosen = BestRuns([], [], [])
     for group in groups:
         rewards = [_reward(group, run, recipe).total for run in group.runs]
         best = max(rewards)
-        found.rewards.extend(rewards)
-        found.best.append(best)
+        chosen.rewards.extend(rewards)
+        chosen.best.append(best)
         if best > min(rewards):
-            found.rows.extend(_rows(group, group.runs[rewards.index(best)], best))
-    return found
+            chosen.rows.extend(_rows(group, group.runs[rewards.index(best)], best))
+    return chosen
 
 
 def _rows(group: Group, run: Run, reward: float) -> Iterator[TokenSequence]:
@@ -148,18 +149,20 @@ async def train(options: argparse.Namespace) -> None:
             while len(order) < tables:
                 order += rng.sample(questions, len(questions))
             groups, failed = await sampled(runtime, order[:tables], number * tables * RUNS)
-            found = best_runs(groups, recipe)
-            await asyncio.to_thread(imitate, learner, found.rows, recipe, rng)
+            if not groups:
+                raise BadConfig(f"Round {number + 1}: a run of each table failed; see above.")
+            chosen = best_runs(groups, recipe)
+            await asyncio.to_thread(imitate, learner, chosen.rows, recipe, rng)
             folder = options.out / f"{number + 1:04}" / "delegator"
             folder.parent.mkdir(exist_ok=True)
             learner.save(folder)
             figures = {
                 "round": number + 1,
-                "runs": len(found.rewards),
+                "runs": len(chosen.rewards),
                 "failed": failed,
-                "reward": fmean(found.rewards),
-                "best": fmean(found.best),
-                "rows": len(found.rows),
+                "reward": fmean(chosen.rewards),
+                "best": fmean(chosen.best),
+                "rows": len(chosen.rows),
             }
             print(json.dumps(figures), flush=True)
             name = adapter_name(folder)
@@ -178,9 +181,17 @@ def main() -> None:
     parser.add_argument("--exclude", type=Path, nargs="*", default=[], help="held-out questions")
     parser.add_argument("--recipe", default="marl-mini", help="rewards and LoRA settings")
     parser.add_argument("--executor", default="base", help="base, or the folder of an adapter")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--groups", type=int, default=64, help="tables of all rounds together")
-    asyncio.run(train(parser.parse_args()))
+    parser.add_argument("--rounds", type=int, default=1, help="default: 1")
+    parser.add_argument(
+        "--groups",
+        type=int,
+        default=64,
+        help="tables of all rounds (default: 64)",
+    )
+    options = parser.parse_args()
+    if options.groups % options.rounds:
+        parser.error("--groups must be a multiple of --rounds")
+    asyncio.run(train(options))
 
 
 if __name__ == "__main__":

@@ -175,9 +175,9 @@ class Pipeline:
         self._log.write(name, completion, time.time())
         if completion.finish_reason != "stop" or not completion.prompt_tokens:
             raise RolegateError(
-                f"{name}: the reply was cut off ({completion.finish_reason!r} is not 'stop'), or "
-                f"has {completion.prompt_tokens} prompt tokens; raise "
-                "benchmarks.gateway.MAX_TOKENS"
+                f"{name}: the reply ended with {completion.finish_reason!r} instead of 'stop', or "
+                "its prompt tokens were not counted; raise benchmarks.gateway.MAX_TOKENS, or use "
+                "an engine that counts them"
             )
         usage.prompt_tokens += completion.prompt_tokens
         usage.completion_tokens += completion.completion_tokens

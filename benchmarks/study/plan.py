@@ -90,7 +90,8 @@ def read_plan(path: Path) -> Plan:
     """Return the plan in the file `path`, with absolute paths. Raises `BadConfig` if the plan is
     invalid.
     """
-    plan = read_json(path, Plan, "see docs/study.md for the keys", msgspec.toml.decode)
+    advice = "name a TOML file with the keys of the class Plan in benchmarks/study/plan.py"
+    plan = read_json(path, Plan, advice, msgspec.toml.decode)
     for name, model in plan.models.items():
         if model.adapter and model.settings:
             raise BadConfig(

@@ -8,7 +8,7 @@ from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
-import msgspec
+from msgspec import UNSET
 
 from executor_sft.reinforcement.recipe import ReinforceRecipe
 from executor_sft.reinforcement.rewards import RewardParts, is_readable, run_reward
@@ -163,7 +163,7 @@ def _kept(work: AgentWork, *, readable: bool) -> Sequence[Completion]:
 
 def _tokens(output: Completion, run: Run, work: AgentWork) -> TokenIds:
     tokens = output.tokens
-    if tokens is msgspec.UNSET or tokens.logprobs is msgspec.UNSET:
+    if tokens is UNSET or tokens.logprobs is UNSET:
         raise BadConfig(
             f"run {run.id}: outputs of the agent {work.agent.path} lack token ids or "
             f"log-probabilities; serve the role {work.agent.role} with vLLM, and roll out again."
@@ -192,7 +192,7 @@ def _joined(
             for values in (ids, logprobs, row_shares):
                 values.clear()
         between = len(tokens.prompt) - len(ids)
-        assert tokens.logprobs is not msgspec.UNSET
+        assert tokens.logprobs is not UNSET
         ids += tokens.prompt[len(ids) :] + tokens.completion
         logprobs += (0.0,) * between + tokens.logprobs
         row_shares += [0.0] * between + [share] * len(tokens.completion)

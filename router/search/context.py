@@ -117,8 +117,9 @@ class RunContext(Frozen):
         """
         if outcome == "time_exhausted":
             raise OutOfTime(
-                "The deadline passed before anything was found; pass a longer timeout (--timeout; "
-                "in Python, timeout_s), raise server.timeout_s, or use a faster model."
+                "The deadline passed before anything was found; pass a longer timeout (--timeout, "
+                "timeout_s), raise server.timeout_s or, for tables, table.timeout_s, or use a "
+                "faster model."
             )
         if outcome == "budget_exhausted" and self.ledger.refusal is not None:
             raise self.ledger.refusal

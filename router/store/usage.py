@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_args
 
-import msgspec
+from msgspec import structs
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -209,7 +209,7 @@ def _summed(
         by: dict[str, Any] = {name: sum_row[name] for name in query.by}
         row = UsageRow(bucket_start=at, **by, **counts)  # type: ignore[arg-type]
         key = at or 0.0, *by.values()
-        rows[key] = msgspec.structs.replace(row, **added([rows[key], row])) if key in rows else row
+        rows[key] = structs.replace(row, **added([rows[key], row])) if key in rows else row
     return rows
 
 
@@ -225,7 +225,7 @@ def hourly_usage(calls: Iterable[Call], by: tuple[str, ...] = GROUPS) -> list[di
     """Return the sums of calls as rows of a table with the primary key `by`."""
     groups: dict[tuple[Any, ...], list[Call]] = {}
     for call in calls:
-        row = msgspec.structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
+        row = structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
         key = tuple("" if row[name] is None else row[name] for name in by)
         groups.setdefault(key, []).append(call)
     return [

@@ -79,8 +79,8 @@ def with_condition(schema: Schema, condition: Condition) -> Schema:
     max_values = _MAX_VALUES if condition.operator == "one_of" else 1
     if not 1 <= len(values) <= max_values or any(map(is_blank, values)):
         raise BadRequest(
-            f"{column.name[:80]!r}: {condition.operator} needs at least 1 and at most {max_values} "
-            f'values, none of them empty or a word for "unknown"; correct the values {[*values]}.'
+            f"{column.name[:80]!r}: {condition.operator} needs a value, and takes up to "
+            f'{max_values}; none may be empty or a word for "unknown"; correct {[*values]}.'
         )
 
     name = normal_name(column.name)

@@ -101,7 +101,9 @@ class FeedbackOptions(RunOptions):
     score: float | None = None
     """Rate the answer with a number from 0 (bad) to 1 (good)."""
     right_answer: str = ""
-    """Store this text as the right answer to the question; `rolegate sft mine` uses it."""
+    """Store this text as the right answer; the training, the tests of versions and the run's page
+    use it.
+    """
     comment: str = ""
     """Store this text as a comment for people; nothing else reads it."""
 

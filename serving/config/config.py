@@ -188,8 +188,8 @@ class SearchConfig(Section):
 
 
 class ReportCacheConfig(Section):
-    """Reuse of reports: if a run has a sub-query on which an executor has just worked in another
-    run, that executor's report is used again. Reports are not reused if the executor samples at
+    """Reuse of reports: runs with the same sub-query share one executor's report, while it is being
+    made, and for `keep_s` seconds afterwards. Reports are not reused if the executor samples at
     random, that is, with a temperature above 0 and no seed.
     """
 
@@ -567,8 +567,8 @@ class DistillationConfig(Section):
 
 
 class ToolServerConfig(Section):
-    """An MCP server. Its tools may be called by the workers of a manager, which are its executors
-    (see `[managers.NAME]`). With `command`, it is a program that the gateway starts and keeps
+    """An MCP server. The workers of a manager (its executors) may call its tools (see
+    `[managers.NAME]`). With `command`, it is a program that the gateway starts and keeps
     running. With `url`, it is called over HTTP.
     """
 

@@ -20,7 +20,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-import msgspec
+from msgspec import msgpack
 
 from router.errors import BadConfig, BadCorpus, BadDocument, DocumentTooLarge, RolegateError
 from router.frozen import Frozen
@@ -175,7 +175,7 @@ class _Failed(Frozen):
     message: str
 
 
-_decoder = msgspec.msgpack.Decoder(list[Part] | _Failed)
+_decoder = msgpack.Decoder(list[Part] | _Failed)
 
 
 class DocumentReader:
@@ -285,7 +285,7 @@ def _work(wire: Connection, seconds: float) -> None:
         try:
             with _errors_of(path):
                 for batch in _in_time(path, seconds):
-                    wire.send_bytes(msgspec.msgpack.encode(batch))
+                    wire.send_bytes(msgpack.encode(batch))
             last: list[Part] | _Failed = []
         except MemoryError:
             message = (
@@ -295,7 +295,7 @@ def _work(wire: Connection, seconds: float) -> None:
             last = _Failed("DocumentTooLarge", escaped(message))
         except RolegateError as error:
             last = _Failed(type(error).__name__, escaped(str(error)))
-        wire.send_bytes(msgspec.msgpack.encode(last))
+        wire.send_bytes(msgpack.encode(last))
 
 
 def _in_time(path: Path, seconds: float) -> Iterator[list[Part]]:

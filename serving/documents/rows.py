@@ -33,7 +33,7 @@ class _RawRow(Frozen):
     tags: Any = None
 
 
-_NEEDS = "write one JSON object per line, with an id, a text and, if you like, a title"
+_NEEDS = "each row needs an id and a text, and may have a title"
 _decoder = msgspec.json.Decoder(_RawRow)
 
 
@@ -90,12 +90,7 @@ def _decoded(line: bytes, where: str) -> _RawRow:
             f"{where}: is a list, not an object; write one JSON object per line (`jq -c '.[]'`)."
         )
     try:
-        line.decode()
         return _decoder.decode(line)
-    except UnicodeDecodeError as error:
-        raise BadCorpus(
-            f"{where}: is not UTF-8 at byte {error.start + 1} of the line; save the file as UTF-8."
-        ) from error
     except JSON_ERRORS as error:
         raise BadCorpus(f"{where}: {explained(error)}; {_NEEDS}.") from error
 

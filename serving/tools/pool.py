@@ -138,7 +138,7 @@ class _Server:
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    f"the tool {name!r} is not on the server, or not in the config's list `allow`",
+                    f"the server has no tool {name!r}, or `allow` in the config omits it",
                     endpoint=self._endpoint,
                 )
             try:

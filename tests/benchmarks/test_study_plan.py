@@ -59,7 +59,7 @@ def test_models_take_missing_keys_from_their_role(tmp_path: Path) -> None:
         ('[[pairs]]\nbackbone = ["big"]\n', MODELS, HEAD, "topology 'factorized' needs executors"),
         (f'{PAIRS}topology = "single_agent"\n', MODELS, HEAD, "has no executors"),
         (f'{PAIRS}topology = "alone"\n', MODELS, HEAD, r"pairs\[0\].topology: cannot be 'alone'"),
-        ("", MODELS, f"{HEAD}pairs = []\n", "pairs: must have a length >= 1"),
+        ("", MODELS, f"{HEAD}pairs = []\n", "pairs: must have a length of at least 1"),
         (PAIRS, MODELS, f"{HEAD}rollout = 3\n", "unknown field `rollout`"),
         (PAIRS, MODELS, f"{HEAD}rollouts = 0\n", "rollouts: must be at least 1"),
         (

@@ -465,13 +465,13 @@ async def test_executors_are_compared_on_tables(rolegate: Rolegate, tmp_path: Pa
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([{"question": QUESTION, "columns": COLUMNS}], "1 has no `columns` or no right `rows`"),
+        ([{"question": QUESTION, "columns": COLUMNS}], "tables.jsonl:1: no right rows are given"),
         (
             [
                 {"question": QUESTION, "columns": COLUMNS, "rows": [["Bel", "", "900"]]},
                 {"question": "Who founded Bel?", "answer": "Bo"},
             ],
-            "2 has no `columns` or no right `rows`",
+            "has questions and tables; write them to two files",
         ),
     ],
 )
@@ -491,6 +491,7 @@ def test_tables_that_cannot_be_scored_are_refused(
     ended = rolegate("sft", "evaluate", *given)
     assert ended.status == 1
     assert why in ended.err
+    assert not (tmp_path / "out").exists()  # the folder can be used with a corrected file
 
 
 async def test_groups_of_tables_have_their_item_f1(rolegate: Rolegate, tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ async def _read(request: web.Request, within_s: float, kind: type[ChatRequest]) 
         ) from None
     except JSON_ERRORS as error:
         raise BadRequest(
-            f"The body is not a valid request; correct it: {explained(error)}."
+            f"The body is not a valid request: {explained(error)}; correct it."
         ) from None
 
 

@@ -423,12 +423,12 @@ async def test_unknown_tokens_are_null() -> None:
         ),
         (
             {"rolegate": {"index": ["x"] * 1025}},
-            "rolegate.index: must have a length <= 1024",
+            "rolegate.index: must have a length of at most 1024",
         ),
-        ({"messages": [USER] * 10_001}, "messages: must have a length <= 10000"),
+        ({"messages": [USER] * 10_001}, "messages: must have a length of at most 10000"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}] * 1025}]},
-            "messages[0].content: must have a length <= 1024",
+            "messages[0].content: must have a length of at most 1024",
         ),
         ({f"x{number}": number for number in range(2000)}, "fields; at most 1024 are allowed"),
         (
@@ -462,10 +462,10 @@ async def test_a_request_that_cannot_be_served_is_refused_in_openai_s_shape(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"input": [USER] * 10_001}, "input: must have a length <= 10000"),
+        ({"input": [USER] * 10_001}, "input: must have a length of at most 10000"),
         (
             {"rolegate": {"index": ["x"] * 1025}},
-            "rolegate.index: must have a length <= 1024",
+            "rolegate.index: must have a length of at most 1024",
         ),
     ],
 )
