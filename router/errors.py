@@ -64,7 +64,7 @@ _WORDS = {
     r"Invalid enum value (.+)": r"cannot be \1",
     r"Object contains unknown field (.+)": r"has the unknown field \1",
     r"Object missing required field (.+)": r"lacks the required field \1",
-    r"Input data was truncated": "ends too early, or contains half of a \\ud800 escape pair",
+    "Input data was truncated": "ends too early, or contains half of a surrogate pair",
     r"'utf-8' codec .+ in position (\d+).*": r"is not UTF-8 at byte \1 (the first is 0)",
     "Invalid UTF-8 encoded string": "is not UTF-8 text",
     r"maximum recursion depth .+": "is nested too deeply",

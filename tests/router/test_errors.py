@@ -36,10 +36,10 @@ class _Row(Struct, forbid_unknown_fields=True):
             '{"number": 1, "by_name": {"abcd": 1}}',
             "key of by_name: must have a length of at most 3",
         ),
-        ('{"number": 1', "ends too early, or contains half of a \\ud800 escape pair"),
+        ('{"number": 1', "ends too early, or contains half of a surrogate pair"),
         (
             '{"number": 1, "name": "a\\ud800"}',
-            "ends too early, or contains half of a \\ud800 escape pair",
+            "ends too early, or contains half of a surrogate pair",
         ),
         ("{number: 1}", "JSON is malformed: object keys must be strings (byte 1)"),
     ],
