@@ -43,7 +43,7 @@ _ENGINES = {"shared": 2, "alone": 1000}
 full speed.
 """
 _PAIRS_AT_ONCE = 2
-"""Number of questions to ask at the same time, each through both gateways."""
+"""Number of questions to ask at the same time, each with and without early dispatch."""
 _ANSWERS_PER_S = 100.0
 _FIRST_TOKEN_S = 0.05
 _SEARCHES_TWICE = 0.4
@@ -63,7 +63,7 @@ class Options(harness.Options):
     questions: Count = 6
     """number of questions per setting"""
     blocks: tuple[int, ...] = (1, 2, 4, 8)
-    """numbers of sub-queries in a block to measure"""
+    """numbers of sub-queries in a round; each number is measured"""
     speeds: tuple[float, ...] = (
         25.0,
         50.0,

@@ -193,7 +193,7 @@ class Runtime:
         """
         if not self.config.managers:
             raise BadConfig(
-                "managers: the topology host needs managers; add a table [managers.NAME]."
+                "managers: the topology 'host' needs managers; add a table [managers.NAME]."
             )
         for manager, section in self.config.managers.items():
             if section.tools:

@@ -129,8 +129,8 @@ class EntitySet:
     before: int | None = None
     """All members' years are before this year; None for any year."""
     stated: dict[str, Stated] = field(default_factory=dict)
-    """Names of members in each passage, by passage id. The passages are registers, and members' own
-    pages.
+    """For each passage that states members, by passage id: the names of these members. Such a
+    passage is a register (a list of several members), or the page of one member.
     """
     registers: list[str] = field(default_factory=list)
     """Passage ids of the registers A, B, and so on. Registers have letters, because search

@@ -502,7 +502,7 @@ def _worth(column: Column, claims: Sequence[Claim]) -> tuple[int, bool, int, int
 
 
 def _best(claims: Sequence[Claim]) -> Sequence[Claim]:
-    """Return the claims that are supported as well as the first claim. `claims`: sorted, best
+    """Return the claims whose support equals that of the first claim. `claims`: sorted, best
     supported first.
     """
     return [claim for claim in claims if claim.support == claims[0].support]
