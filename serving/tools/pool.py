@@ -138,7 +138,7 @@ class _Server:
                 )
             if name not in self._tools:
                 raise ToolFailed(
-                    f"the server has no tool {name!r}, or `allow` omits it; correct name or `allow`",
+                    f"the server has no tool {name!r}, or `allow` omits it; correct either",
                     endpoint=self._endpoint,
                 )
             try:
