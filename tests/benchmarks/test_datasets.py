@@ -253,7 +253,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
             GOOD + '{"id": "2", "question": "Who?", "answers": "Bo"}\n',
             "q.jsonl:2: answers: must be a list",
         ),
-        ("q.jsonl", GOOD + '{"id": "2", "question": "Wh', "q.jsonl:2: .*is incomplete"),
+        ("q.jsonl", GOOD + '{"id": "2", "question": "Wh', "q.jsonl:2: .*ends too early"),
         ("q.jsonl", GOOD + '["Who?"]', "q.jsonl:2: is not a JSON object"),
         ("q.jsonl", GOOD.encode("utf-16"), "q.jsonl:1: "),
         ("q.jsonl", GOOD.encode() + GOOD.replace("Ana", "Anä").encode("latin-1"), "q.jsonl:2: "),
@@ -278,7 +278,7 @@ GOOD = '{"id": "1", "question": "Who?", "answers": ["Ana"]}\n'
         (
             "q.jsonl",
             json.dumps(POPQA | {"possible_answers": '["painter'}),
-            "q.jsonl:1: .*is incomplete",
+            "q.jsonl:1: .*ends too early",
         ),
     ],
 )

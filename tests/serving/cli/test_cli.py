@@ -409,7 +409,8 @@ def test_a_bad_row_is_named_by_its_line(
     assert main(["index", "build", str(corpus), "--out", str(tmp_path / "index")]) == 1
 
     assert (
-        f"rolegate: {corpus}:4: lacks the required field `text`; write" in capsys.readouterr().err
+        f"rolegate: {corpus}:4: lacks the required field `text`; each row"
+        in capsys.readouterr().err
     )
     assert list(tmp_path.iterdir()) == [corpus]
 
