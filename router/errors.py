@@ -65,8 +65,8 @@ _WORDS = {
     r"Object contains unknown field (.+)": r"has the unknown field \1",
     r"Object missing required field (.+)": r"lacks the required field \1",
     "Input data was truncated": "ends too early, or contains half of a surrogate pair",
-    r"'utf-8' codec .+ in position (\d+).*": r"is not UTF-8 at byte \1 (the first is 0)",
-    "Invalid UTF-8 encoded string": "is not UTF-8 text",
+    r"'utf-8' codec .+ in position (\d+).*": r"is not UTF-8 at byte offset \1 (save it as UTF-8)",
+    "Invalid UTF-8 encoded string": "is not UTF-8 text (save it as UTF-8)",
     r"maximum recursion depth .+": "is nested too deeply",
 }
 _KINDS = {
@@ -84,9 +84,8 @@ def explained(error: Exception) -> str:
     first, such as "answer[1]: must be text, got a whole number".
     """
     text, _, place = str(error).partition(" - at `")
-    words = plain_words(text)
     place = place.strip("$.`").replace("` in `$.", " of ")
-    return f"{place}: {words}" if place else words
+    return f"{place}: {plain_words(text)}".removeprefix(": ")
 
 
 def plain_words(message: str) -> str:

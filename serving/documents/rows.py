@@ -90,6 +90,7 @@ def _decoded(line: bytes, where: str) -> _RawRow:
             f"{where}: is a list, not an object; write one JSON object per line (`jq -c '.[]'`)."
         )
     try:
+        line.decode()
         return _decoder.decode(line)
     except JSON_ERRORS as error:
         raise BadCorpus(f"{where}: {explained(error)}; {_NEEDS}.") from error

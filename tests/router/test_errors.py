@@ -53,7 +53,7 @@ def test_a_fault_is_explained_with_its_place(row: str, why: str) -> None:
 def test_another_encoding_is_explained() -> None:
     with pytest.raises(JSON_ERRORS) as error:
         msgspec.toml.decode("a = 'caf\xe9'".encode("latin-1"))
-    assert explained(error.value) == "is not UTF-8 at byte 8 (the first is 0)"
+    assert explained(error.value) == "is not UTF-8 at byte offset 8 (save it as UTF-8)"
 
 
 def test_deep_nesting_is_explained() -> None:

@@ -77,7 +77,7 @@ def test_rows_of_flashrag_are_read(tmp_path: Path, contents: str, title: str, te
         (b'{"id": "b", "text": " \\n"}', "text is empty"),
         (b'{"id": "b", "contents": "\\n"}', "text is empty"),
         (b'{"id": "", "text": "first"}', "id is empty"),
-        (b'{"id": "b", "text": "caf\xe9"}', "is not UTF-8 text"),
+        (b'{"id": "b", "text": "caf\xe9"}', "is not UTF-8 at byte offset 24 (save it as UTF-8)"),
         (b'{"id": "b", "text": "' + b"x" * (16 << 20), "longer than 16 MiB"),
     ],
 )
