@@ -181,13 +181,8 @@ def main() -> None:
     parser.add_argument("--exclude", type=Path, nargs="*", default=[], help="held-out questions")
     parser.add_argument("--recipe", default="marl-mini", help="rewards and LoRA settings")
     parser.add_argument("--executor", default="base", help="base, or the folder of an adapter")
-    parser.add_argument("--rounds", type=int, default=1, help="default: 1")
-    parser.add_argument(
-        "--groups",
-        type=int,
-        default=64,
-        help="tables of all rounds (default: 64)",
-    )
+    parser.add_argument("--rounds", type=int, default=1, help="rounds of sampling (default: 1)")
+    parser.add_argument("--groups", type=int, default=64, help="tables of all rounds (default: 64)")
     options = parser.parse_args()
     if options.groups % options.rounds:
         parser.error("--groups must be a multiple of --rounds")
