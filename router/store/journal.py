@@ -321,8 +321,6 @@ class LogJournal:
         except StoreFailed:
             self._lost[run.id] = withheld(run, "failed", "StoreFailed")
             raise
-        if run.status == "interrupted" and recorded.resumable:
-            self._unfinished[run.id] = recorded
         await (self._follower.committed(run.id) if self._commits else self._log.synced())
 
     def calls(self, run_id: str) -> tuple[Call, ...] | None:
@@ -442,6 +440,8 @@ class LogJournal:
         self._quotas.end(recorded)
         self._names.end(recorded.start, run.status, self._log.end)
         self._follower.take(recorded, replace(run, calls=tuple(recorded.calls)))
+        if run.status == "interrupted" and recorded.resumable:
+            self._unfinished[run.id] = recorded
 
     def _take_back(self, run: RecordedRun) -> None:
         """Release the reservations of a run that never began, and do not count the run as a request

@@ -239,6 +239,38 @@ async def test_a_failed_end_of_a_fenced_gateway_is_written_once(url: str, tmp_pa
     await database.close()
 
 
+async def test_a_run_of_a_fenced_gateway_is_resumed_by_a_repetition(url: str) -> None:
+    """The gateway need not restart, and makes no completed call again."""
+    now = time.time()
+    database = await Database.open(url)
+    cancelled = asyncio.Queue[str]()
+    watched = LogJournal.writing(database, on_cancel=cancelled.put_nowait)
+    async with watched as journal, asyncio.timeout(30):
+        await journal.begin(start("run-1", request_id="mine", started_at=now))
+        for number in (1, 2):
+            await journal.open(opened(ended("run-1", number, started_at=now)))
+        journal.settle(ended("run-1", 1, started_at=now))
+        await change(database, "DELETE FROM gateways")
+        assert await cancelled.get() == "run-1"
+        await until(database, "SELECT status FROM runs", [("interrupted",)])
+        repetition = start("run-2", request_id="mine", started_at=now)
+        admitted: Any = None
+
+        async def begins() -> bool:
+            nonlocal admitted
+            admitted = await journal.begin(repetition)
+            return True
+
+        await eventually(begins)
+        assert isinstance(admitted, Admitted)
+        assert admitted.resumed
+        outcomes = [(call.number, call.outcome) for call in admitted.resumed.calls]
+        assert outcomes == [(1, "completed"), (2, "interrupted")]
+        await journal.finish(run("run-2", now, resumed_from="run-1", request_id="mine"))
+    assert (await check(database)).problems == []
+    await database.close()
+
+
 async def test_a_run_requested_during_shutdown_is_refused(url: str) -> None:
     """It does not wait."""
     may = threading.Event()
