@@ -10,7 +10,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from router.access import Access
-from router.background import background_tasks
+from router.background import at_most, background_tasks
 from router.calls import Readiness
 from router.edge.grpc.health import follow_health, publish_health
 from router.edge.grpc.interceptor import CallInterceptor
@@ -60,8 +60,11 @@ class Server:
         self._tasks = AsyncExitStack()
         _add(self._health, self._server)
         if gateway is not None:
-            of_gateway = AnswerServicer, CompletionServicer, ExecutionServicer
-            servicers += tuple(kind(gateway) for kind in of_gateway)
+            servicers += (
+                AnswerServicer(gateway),
+                CompletionServicer(gateway),
+                ExecutionServicer(gateway),
+            )
         self._names = [_add(servicer, self._server) for servicer in servicers if servicer]
         reflection.enable_server_reflection(
             [*self._names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
@@ -104,6 +107,12 @@ class Server:
         await self._server.stop(grace_s + _ENDING_S)
         if self._gateway:
             await self._gateway.settled()
+
+        # `grpc.aio.Server.stop` does not wait for the tasks of cancelled calls. If the event loop
+        # ended before them, gRPC would print a traceback for each.
+        calls = [task for task in asyncio.all_tasks() if "_schedule_rpc" in str(task)]
+        async with at_most(_ENDING_S):
+            await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def listen(

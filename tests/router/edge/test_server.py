@@ -14,7 +14,10 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from rolegate.v1 import answer_service_pb2 as pb
 from rolegate.v1 import retrieval_service_pb2 as retrieval_pb
 from rolegate.v1.answer_service_pb2_grpc import AnswerServiceStub
-from rolegate.v1.retrieval_service_pb2_grpc import RetrievalServiceServicer
+from rolegate.v1.retrieval_service_pb2_grpc import (
+    RetrievalServiceServicer,
+    RetrievalServiceStub,
+)
 from structlog.testing import capture_logs
 
 from router.edge.grpc.server import Server
@@ -65,6 +68,40 @@ async def reflected(channel: grpc.aio.Channel) -> set[str]:
     response = await next_of(call)
     call.cancel()
     return {service.name for service in response.list_services_response.service}
+
+
+class SlowToEnd(RetrievalServiceServicer):
+    """A retrieval service whose calls last until they are cancelled, and end a moment later."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.ended = False
+
+    async def Search(
+        self, request: retrieval_pb.SearchRequest, context: Any
+    ) -> retrieval_pb.SearchResponse:
+        self.begun.set()
+        try:
+            return await asyncio.Future()
+        finally:
+            await asyncio.sleep(0.2)
+            self.ended = True
+
+
+async def test_a_drain_waits_until_cancelled_calls_have_ended() -> None:
+    """Otherwise, gRPC prints a traceback for each of them when the event loop ends."""
+    servicer = SlowToEnd()
+    server = Server(None, servicer)
+    before = asyncio.all_tasks()
+    async with connected(await server.start("127.0.0.1:0")) as channel:
+        stub: Any = RetrievalServiceStub(channel)
+        call = stub.Search(retrieval_pb.SearchRequest())
+        await ended(servicer.begun.wait())
+        await server.drain(0)
+        assert servicer.ended
+        with pytest.raises(grpc.aio.AioRpcError, match="Cancelling all calls"):
+            await call
+    assert asyncio.all_tasks() <= before
 
 
 async def test_a_service_that_is_not_served_has_no_health() -> None:
