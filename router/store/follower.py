@@ -198,9 +198,11 @@ class Follower:
         """
         missing = await missing_segments(self._database, self.name, self._log.folder)
         if missing:
-            advice = "runs that were only in these segments are lost"
             _log.error(
-                "log.segments_missing", folder=str(self._log.folder), numbers=missing, advice=advice
+                "log.segments_missing",
+                folder=str(self._log.folder),
+                numbers=missing,
+                advice="runs that were only in these segments are lost",
             )
 
         fold = await self.read()
@@ -310,21 +312,15 @@ class Follower:
                 for change in batch:
                     await self._write([change])
                 return
-            start = batch[0].start
-            run = batch[0].run
+            change = batch[0]
+            run_id = change.start.id
+            run = change.run
             why = type(error.__cause__).__name__
-            _log.error("store.refused", run_id=start.id, error=why)
-            self._refused.add(start.id)
+            _log.error("store.refused", run_id=run_id, error=why)
+            self._refused.add(run_id)
             if run and (run.calls or run.events):
-                bare = replace(
-                    run,
-                    status="failed",
-                    error=why,
-                    result=None,
-                    calls=(),
-                    events=(),
-                )
-                await self._write([batch[0]._replace(run=bare)])
+                bare = replace(run, status="failed", error=why, result=None, calls=(), events=())
+                await self._write([change._replace(run=bare)])
 
     async def _keep_place(self, *, on_disk: bool, min_place: Position = _START) -> None:
         place = min_place if self._changes else max(min_place, self._log.end)
@@ -381,12 +377,12 @@ async def opened(
         folder = Path(log_folder or database.log_folder)
         if not database.shared:
             on_missing(await missing_segments(database, _SQLITE, folder))
-        if not database.shared and segments(folder):
-            try:
-                with RunLog.open(folder) as log:
-                    await Follower(database, log).read()
-            except StoreInUse:
-                await _followed(database, folder)
+            if segments(folder):
+                try:
+                    with RunLog.open(folder) as log:
+                        await Follower(database, log).read()
+                except StoreInUse:
+                    await _followed(database, folder)
         yield database
     finally:
         await database.close()

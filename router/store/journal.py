@@ -148,13 +148,7 @@ class LogJournal:
         and `StoreFailed`.
         """
         log = log or own_log(database)
-        journal = cls(
-            database,
-            log,
-            on_cancel,
-            on_health,
-            find,
-        )
+        journal = cls(database, log, on_cancel, on_health, find)
         done = False
         try:
             async with (
@@ -225,8 +219,7 @@ class LogJournal:
 
         stored = start
         if tenant.redact:
-            scope = Scope(start.scope.indexes)
-            stored = replace(start, request="", content="", scope=scope)
+            stored = replace(start, request="", content="", scope=Scope(start.scope.indexes))
         begun = Begun(stored, tenant.redact)
         run = RecordedRun(begun)
         payload = encode(begun)
@@ -254,8 +247,7 @@ class LogJournal:
                 calls += (*earlier_run.calls, *earlier_run.cut())
             turns = tuple(earlier_run.turns for earlier_run in before.chain)
             resumed = Resumed(before.start, turns, tuple(calls))
-        limited = self._quotas.limited(start)
-        return Admitted(limited, tenant.redact, tenant.training, resumed)
+        return Admitted(self._quotas.limited(start), tenant.redact, tenant.training, resumed)
 
     def unfinished(self, run_id: str) -> RunStart | None:
         """See `Journal.unfinished`."""
@@ -330,12 +322,9 @@ class LogJournal:
 
     def under_way(self) -> tuple[list[Call], list[OpenedCall]]:
         """Return the ended calls and the open calls of all runs that this gateway is running."""
-        ended: list[Call] = []
-        opened: list[OpenedCall] = []
-        for run in self._runs.values():
-            ended += run.calls
-            opened += run.open.values()
-        return ended, opened
+        runs = self._runs.values()
+        ended = [call for run in runs for call in run.calls]
+        return ended, [call for run in runs for call in run.open.values()]
 
     @property
     def lag_s(self) -> float:
@@ -355,8 +344,7 @@ class LogJournal:
         for (period, unit), of in product(units, ("requests", *LIMITED)):
             quota = f"{of}_per_{unit}"
             for tenant in self._quotas.accounts.values():
-                limit = limit_of(tenant, of, period)
-                if limit:
+                if limit := limit_of(tenant, of, period):
                     used: int = getattr(spent.get((tenant.name, period), Tally()), of)
                     uses.append(QuotaUse(tenant.name, quota, period, limit, used))
         return uses
@@ -505,9 +493,9 @@ class LogJournal:
         problem: str | None = None
         for turn in count(1):
             await asyncio.sleep(_WATCH_S)
-            full: str | None = None
+            refusal: str | None = None
             try:
-                full = self._log.watch()
+                refusal = self._log.watch()
                 self._log.rotate()
                 self._forget_unfinished()
                 self._quotas.forget_minutes(time.time() - _OVER_S)
@@ -524,19 +512,18 @@ class LogJournal:
             except Exception as error:  # an unexpected error must not end the loop
                 problem = str(error) or type(error).__name__
 
-            late: str | None = None
             if self._follower.behind:
-                late = problem or "too many runs are not in the database yet; try again later"
-            self._refusal = full or late
-            self._on_health(self._refusal or problem)
+                late = "too many runs are not in the database yet; try again later"
+                refusal = refusal or problem or late
+            self._refusal = refusal
+            self._on_health(refusal or problem)
 
     async def _watch_database(self, *, deletes: bool) -> None:
         await self._end_lost()
         await self._read_settings()
-        cancelled = await self._database.write(
+        for run_id in await self._database.write(
             publish, list(self._runs), self._happened, on_disk=False, behind=True
-        )
-        for run_id in cancelled:
+        ):
             self._on_cancel(run_id)
         if deletes:
             await self._delete_segments()
@@ -547,7 +534,7 @@ class LogJournal:
         """
         run = self._runs.get(run_id)
         live = self._find(run_id)
-        if run is None or live is None:
+        if not run or not live:
             return Progress()
         return Progress(live.events[:1] if run.redact else live.events, run.calls)
 
@@ -581,8 +568,7 @@ def _differs(before: RecordedRun | None, now: RunStart) -> str:
 
 def _spent(connection: Connection) -> dict[Period, Tally]:
     current = select(SPENDING).where(SPENDING.c.period.in_(names(time.time())))
-    rows = connection.execute(current)
-    return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
+    return {(tenant, period): Tally(*sums) for tenant, period, *sums in connection.execute(current)}
 
 
 def _delete_past(connection: Connection) -> None:
@@ -591,5 +577,5 @@ def _delete_past(connection: Connection) -> None:
     connection.execute(WARNINGS.delete().where(WARNINGS.c.period < month))
     for table in (SPENDING, LEASES):
         period = table.c.period
-        old = period < minute, func.length(period) == len(minute)
-        connection.execute(table.delete().where(*old))
+        over = table.delete().where(period < minute, func.length(period) == len(minute))
+        connection.execute(over)
