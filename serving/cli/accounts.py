@@ -255,7 +255,7 @@ async def _list_keys(client: AsyncClient, options: AccountOptions) -> None:
         (
             key.key_id,
             key.tenant or "(operator)",
-            key.scopes,
+            [*key.scopes],
             key.label,
             _minute(key, "create_time"),
             _minute(key, "revoke_time"),

@@ -28,10 +28,10 @@ def cell(value: object) -> Text:
     """Return a value as the text of a table's cell, such as "1,234", "yes", or "–" for an empty
     value. A dictionary with mean, low and high becomes a mean with its interval.
     """
-    if isinstance(value, Text):
-        return value
     shown = str(value)
     match value:
+        case Text():
+            return value
         case None | "" | [] | ():
             shown = "–"
         case bool():

@@ -103,6 +103,9 @@ def test_an_operator_s_key_has_every_scope_by_default(commands: Commands) -> Non
         False,
     )
     assert created["key"].startswith(f"rg_{created['key_id']}_")
+    listed = commands.run("keys list")[0]
+    assert "ask, train" in " ".join(listed.split())
+    assert "[" not in listed
 
 
 def test_a_revoked_key_is_shown_as_revoked(commands: Commands) -> None:
