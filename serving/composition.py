@@ -5,7 +5,7 @@ them in reverse order.
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -520,12 +520,7 @@ def _held_out(path: str) -> list[HeldOutQuestion]:
         ) from None
 
 
-def _new_executor(
-    config: Config,
-    upstream: _Upstream,
-    indexes: Indexes,
-    version: str,
-) -> Executor:
+def _new_executor(config: Config, upstream: _Upstream, indexes: Indexes, version: str) -> Executor:
     """Return the executor of a version. It has the settings of the configured executor, but calls
     the model whose name is `version`.
     """
@@ -563,19 +558,14 @@ async def _listening(
     tables = TableServicer(gateway, runs.stored, access)
 
     indexes = sorted(config.all_indexes)
-    administered = partial(
-        Administration,
-        indexes=indexes,
-        unpriced=partial(unpriced, config),
-    )
+    administered = partial(Administration, indexes=indexes, unpriced=partial(unpriced, config))
     grpc, page = (Auditor(accounts, door, access.outdate) for door in ("grpc", "page"))
     engine_counts = VLLMCounts(partial(fetch_text, upstream.session))
-    reconciler = Reconciler(upstream.deployments, engine_counts, runs.usages)
     server = Server(
         gateway,
         RetrievalServicer(runs.indexes, default_top_k=config.search.top_k),
         RunServicer(runs.stored),
-        UsageServicer(runs.usages, reconciler),
+        UsageServicer(runs.usages, Reconciler(upstream.deployments, engine_counts, runs.usages)),
         tables,
         ExecutorVersionServicer(runs.versions, grpc),
         AdminServicer(administered(grpc)),
@@ -648,10 +638,8 @@ async def _listening(
                 log(f"pages are at {root}/")
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
-        try:
-            await _drain(config.server, readiness, server, http_server)
-        finally:
-            await gateway.settled()
+        await _drain(config.server, readiness, server, http_server)
+        await gateway.settled()
 
 
 async def _drain(
@@ -659,14 +647,17 @@ async def _drain(
 ) -> None:
     """Report that the gateway is not ready, and wait `drain_s` seconds, so that load balancers
     notice. Then close the servers; running requests get `grace_s` seconds to finish.
+
+    A second signal cancels this task, and so ends the waiting. The error is suppressed, because the
+    store would otherwise not be closed properly.
     """
     grace_s = 0.0
-    try:
+    with suppress(asyncio.CancelledError):
         if config.drain_s:
             readiness.report("draining", ["store"], "the gateway stops")
             await asyncio.sleep(config.drain_s)
         grace_s = config.grace_s
-    finally:
+    with suppress(asyncio.CancelledError):
         await asyncio.gather(server.drain(grace_s), http_server.drain())
 
 
@@ -675,7 +666,7 @@ async def _recover(config: Config, upstream: _Upstream, routing: VersionRouting)
     gets calls again. If the engine serves the executor, also load the executor's versions into the
     engine again. Never returns.
     """
-    down: set[str] = set()
+    down = set[str]()
     engines = {f"engines.{name}" for name in config.engines}
     async for _ in upstream.readiness.changes():
         up = down - upstream.readiness.all.keys()

@@ -51,7 +51,7 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
     without readable files, and if two files have the same name.
     """
     by_name: dict[str, SourceFile] = {}
-    seen: set[tuple[int, int]] = set()
+    seen = set[tuple[int, int]]()
     passed_over: list[str] = []
     links: list[str] = []
     for place in places:

@@ -70,12 +70,27 @@ def test_a_second_signal_ends_the_gateway_immediately(
     assert "Traceback" not in log
 
 
-def test_a_signal_leaves_an_empty_log(tmp_path: Path, upstream: socket.socket) -> None:
-    """Everything is in the database then."""
-    with service("serve", *config_at(upstream, tmp_path), cwd=tmp_path) as server:
-        server.ready()
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_leaves_an_empty_log(
+    tmp_path: Path, upstream: socket.socket, signals: int
+) -> None:
+    """Everything is in the database then, even if a second signal ends the pause of the drain."""
+    with scripted_gateway.running() as retrieval, ExitStack() as stack:
+        options = config_at(upstream, tmp_path, retrieval)
+        config = Path(options[1])
+        if signals == 2:
+            config.write_text(config.read_text().replace("[server]", "[server]\ndrain_s = 60"))
+        server = stack.enter_context(service("serve", *options, cwd=tmp_path))
+        address = server.ready()
         assert list(tmp_path.glob("*.db.log/*.log"))
-        server.process.send_signal(signal.SIGTERM)
+        with grpc.insecure_channel(address) as channel:
+            stub: Any = HealthStub(channel)
+            watch = stub.Watch(health_pb2.HealthCheckRequest())
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            server.process.send_signal(signal.SIGTERM)
+            if signals == 2:
+                assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+                server.process.send_signal(signal.SIGTERM)
         server.rest()
     assert server.process.returncode == 0
     assert not list(tmp_path.glob("*.db.log/*.log"))
