@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, suppress
 import structlog
 import uvloop
 
-_GARBAGE = (10_000, 5, 2)
+_GC_THRESHOLDS = (10_000, 5, 2)
 """Thresholds of the garbage collector's three generations. Python's default for the first
 generation is 700 objects, which a single question exceeds several times. The thresholds of the two
 older generations are low, so that the garbage of a question is freed before thousands of further
@@ -31,7 +31,7 @@ def tune_interpreter() -> None:
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*_GARBAGE)
+    gc.set_threshold(*_GC_THRESHOLDS)
 
 
 def run_until_stopped(service: AbstractAsyncContextManager[str]) -> None:

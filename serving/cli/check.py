@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from router.errors import BadIndex
+from router.errors import BadDocument, BadIndex
 from router.models.failures import without_userinfo
 from router.store.database import sqlite_file, store_problem
 from router.trace import RoleName
@@ -22,6 +22,7 @@ from serving.config.check import problems
 from serving.config.config import Config, place_of
 from serving.config.file import read_config
 from serving.config.secrets import missing
+from serving.documents.source import find_sources
 from serving.live_check.estimate import TYPICAL
 from serving.live_check.live_check import LiveCheck, RoleCheck, live_check
 from serving.logs import errors_only
@@ -69,7 +70,7 @@ def check(arguments: Sequence[str]) -> int:
     live = asyncio.run(_probed(config, options)) if options.live and not wrong else None
     gaps = gaps_at(Path(config.retrieval.index)) if config.retrieval.index else None
 
-    incomplete = bool(warnings) and not options.allow_missing and live is None
+    incomplete = warnings and not options.allow_missing and live is None
     works = not wrong and not incomplete and (live is None or live.works)
     if options.json:
         print(
@@ -89,15 +90,9 @@ def check(arguments: Sequence[str]) -> int:
     if gaps:
         print_lines(Console(soft_wrap=True), [f"index: {line}" for line in gaps.lines()])
     if live is not None:
-        _show(Console(), live)
+        _show(live)
     else:
-        _show_file(
-            Console(soft_wrap=True),
-            options.config,
-            config,
-            wrong,
-            warnings,
-        )
+        _show_file(options.config, config, wrong, warnings)
     return int(not works)
 
 
@@ -113,18 +108,22 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Return a message for each index that is missing or was built with other settings. Indexes
-    with `documents` in the config are skipped, because the gateway builds them when it starts.
+    """Return a message for each index that is missing or was built with other settings. Of an index
+    with `documents` in the config, only check that there are documents, because the gateway builds
+    the index when it starts.
     """
     problems = []
     for name, retrieval in config.all_indexes.items():
-        if retrieval.index is None or retrieval.documents:
-            continue
         key = place_of(name)
         try:
+            if retrieval.documents:
+                find_sources([Path(place) for place in retrieval.documents])
+            if retrieval.index is None or retrieval.documents:
+                continue
             manifest = read_manifest(Path(retrieval.index))
-        except BadIndex as error:
-            problems.append(f"{key}.index: {error}")
+        except (BadDocument, BadIndex) as error:
+            kind = "documents" if retrieval.documents else "index"
+            problems.append(f"{key}.{kind}: {error}")
             continue
 
         if manifest.lexical != retrieval.lexical:
@@ -154,13 +153,8 @@ async def _probed(config: Config, options: CheckOptions) -> LiveCheck:
         return await live_check(config, log, options.timeout)
 
 
-def _show_file(
-    console: Console,
-    file: Path,
-    config: Config,
-    wrong: list[str],
-    warnings: list[str],
-) -> None:
+def _show_file(file: Path, config: Config, wrong: list[str], warnings: list[str]) -> None:
+    console = Console(soft_wrap=True)
     print_lines(console, [f"{file}: {problem}" for problem in wrong])
     if wrong:
         return
@@ -176,7 +170,8 @@ def _show_file(
     print_lines(console, [f"{file}: {verdict}", *(f"still missing: {text}" for text in warnings)])
 
 
-def _show(console: Console, live: LiveCheck) -> None:
+def _show(live: LiveCheck) -> None:
+    console = Console()
     advice: dict[str, list[str]] = {}
     for role_name, role in live.roles.items():
         print_line(console, f"{role_name}: {role.model}", style="dim")
@@ -207,7 +202,7 @@ def _costs(roles: Mapping[RoleName, RoleCheck]) -> Table:
             for field in ("calls", "prompt_tokens", "completion_tokens")
         ]
         rows.append([name, *counts, _dollars([role])])
-    rows.append(["all", " ", " ", " ", _dollars(list(roles.values()))])
+    rows.append(["all", " ", " ", " ", _dollars([*roles.values()])])
     return new_table(("one question", "calls", "prompt tokens", "written", "price"), rows)
 
 

@@ -727,6 +727,28 @@ def test_missing_keys_and_indexes_are_reported(
     assert "A_KEY_OF_MINE is not set; export it." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", [".hidden.txt", "program.exe"])
+def test_a_folder_without_documents_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The gateway would not start with it. As soon as the folder has a document, all is fine."""
+    file = written(tmp_path, "http://127.0.0.1:9/v1")
+    text = file.read_text()
+    assert 'index = "index"' in text
+    file.write_text(text.replace('index = "index"', 'index = "index"\ndocuments = ["documents"]'))
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    (documents / name).write_bytes(b"MZ\0")
+
+    assert main(["check", "--config", str(file)]) == 1
+    shown = capsys.readouterr().out
+    assert "not ready yet" in shown
+    assert f"still missing: retrieval.documents: {documents}: contains no file" in shown
+    (documents / "a.txt").write_text("Athens is in Greece.")
+    assert main(["check", "--config", str(file)]) == 0
+    assert "fine" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("key", ["sk-se\ncret", "sk-se\x7fcret", "sk-sécret"])
 def test_a_key_that_cannot_be_sent_is_named_by_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
