@@ -1,7 +1,6 @@
 """The official MCP client, unmodified, with `rolegate mcp`."""
 
 import asyncio
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +12,7 @@ from mcp.types import CallToolResult, TextContent
 from rolegate.client import AsyncClient
 
 from serving.cli.mcp import mcp_server
+from tests.ports import free_port
 from tests.router.clock import ended
 from tests.router.deployment import Deployment, HeldModel, Kept
 from tests.router.edge.wire import whole_server
@@ -185,9 +185,7 @@ async def test_an_unknown_argument_is_refused(
 
 async def test_tools_are_listed_without_a_gateway() -> None:
     """A call's error says what to do."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     async with client(address) as session:
         result = await session.call_tool("search", {"query": "anything"})
     assert result.is_error

@@ -22,7 +22,7 @@ from rolegate.client import AsyncClient, GatewayError
 from rolegate.v1.answer_service_pb2 import AnswerResponse
 
 from benchmarks.gateway import canned_config, played
-from tests.deploy.rolling import free_port
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 _PACKAGES = "python3,python3-venv,ca-certificates"

@@ -20,7 +20,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count, cycle
 from pathlib import Path
-from socket import socket
 
 import aiohttp
 from rolegate.client import AsyncClient, GatewayError
@@ -36,6 +35,7 @@ from router.store.schema import CALLS, GATEWAYS, LEASES, RUNS
 from router.testing.fault_proxy import Attempt, fault_proxies
 from router.testing.postgres import running_postgres
 from tests.openai_server import ChatRequest, Reply, writes
+from tests.ports import free_port
 
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin")
 CONFIG = Path(__file__).parents[2] / "deploy/proxies/haproxy.cfg"
@@ -147,13 +147,6 @@ class Served:
         if self._process and self._process.returncode is None:
             self._process.send_signal(signal.SIGTERM)
             await self._process.wait()
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that is free now."""
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def haproxy_config(gateways: Sequence[Served], grpc: int, http: int) -> str:

@@ -1,12 +1,12 @@
 """Fixtures of commands and servers."""
 
-import socket
 from collections.abc import Iterator
 
 import pytest
 import structlog
 
 from tests import scripted_gateway
+from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +26,4 @@ def gateway() -> Iterator[str]:
 @pytest.fixture
 def dead() -> str:
     """Loopback address where nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{probe.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"

@@ -1,7 +1,6 @@
 """Health of a whole gateway: what a question needs is down until a call has succeeded."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -33,6 +32,7 @@ from serving.config.config import (
 )
 from serving.retrieval.services import RetrievalServicer
 from tests.openai_server import MODEL, fails, says, serving
+from tests.ports import free_port
 from tests.router.deployment import PASSAGE
 from tests.router.edge.wire import info_of
 from tests.router.retriever import FixedRetriever, NamedRetriever
@@ -104,8 +104,7 @@ async def watched(config: Config, *services: str) -> AsyncIterator[tuple[grpc.ai
 
 def free_address() -> str:
     """Return an address of this machine where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 class SlowStart(NamedRetriever):

@@ -37,6 +37,7 @@ from serving.config.file import load_config
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Vectors
 from tests.openai_server import ChatRequest, Reply, serving, writes
+from tests.ports import free_port
 from tests.router.edge.pages.world import browsing, token
 
 WORDS = {"acme": "Amaranth", "beta": "Belladonna", "shared": "Sorrel", "default": "Dandelion"}
@@ -160,20 +161,12 @@ def _write(folder: Path, built: Path, models: str, door: str) -> Path:
     return folder / "my.toml"
 
 
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture
 async def world(tmp_path: Path, built: Path) -> AsyncIterator[World]:
     async with AsyncExitStack() as stack:
         models = await stack.enter_async_context(serving(recording=False))
         models.plays(writes(script))
-        door = f"127.0.0.1:{_free_port()}"
+        door = f"127.0.0.1:{free_port()}"
         config = load_config(_write(tmp_path, built, models.base_url, door))
         database = await Database.open(config.server.store)
         stack.push_async_callback(database.close)

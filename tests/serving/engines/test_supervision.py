@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from structlog.testing import capture_logs
 from router.background import background_tasks
 from router.errors import BadConfig
 from serving.engines.process import DYING_WITH_PARENT, ServerProcess, Watch, keep_running
+from tests.ports import free_port
 
 WATCH = Watch(every_s=0.05, within_s=0.5, misses=1000, first_pause_s=0.05, longest_pause_s=0.2)
 SCRIPT = Path(__file__).parent / "plain_server.py"
@@ -26,12 +26,10 @@ class Watched:
     """A server and the changes of its state."""
 
     def __init__(self, folder: Path, ready_within_s: float = 60.0) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        command = [sys.executable, "-S", str(SCRIPT), port, str(folder)]
+        port = free_port()
+        command = [sys.executable, "-S", str(SCRIPT), str(port), str(folder)]
         self.process = ServerProcess(
-            "engines.small", command, int(port), folder / "log", {}, ready_within_s=ready_within_s
+            "engines.small", command, port, folder / "log", {}, ready_within_s=ready_within_s
         )
         self.changes: asyncio.Queue[str | None] = asyncio.Queue()
         self._folder = folder

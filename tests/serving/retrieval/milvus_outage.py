@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
-from socket import socket
 from threading import Thread
 from typing import Any
 
@@ -35,6 +34,7 @@ from serving.config.config import MilvusConfig
 from serving.retrieval.build import Built, build_index
 from serving.retrieval.embedder import MiniLM
 from serving.retrieval.milvus import MilvusStore
+from tests.ports import free_port
 from tests.serving.cli.test_cli import service
 from tests.serving.retrieval.milvus_server import MilvusServer
 
@@ -205,9 +205,7 @@ def main(options: Mapping[str, Any]) -> None:
             shutil.copytree(options["index"], folder / "index")
         with MilvusServer(folder / "milvus") as server:
             killed_while_filled(corpus, folder / "index", server)
-            with socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                http = f"127.0.0.1:{probe.getsockname()[1]}"
+            http = f"127.0.0.1:{free_port()}"
             config = written(folder, corpus, server, http)
             with service("serve", "--config", str(config), cwd=folder) as gateway:
                 addresses = (gateway.ready(), http)

@@ -14,7 +14,7 @@ from rolegate.client import AsyncClient
 from serving.composition import running_gateway
 from serving.config.file import load_config
 from tests.openai_server import serving as serving_models
-from tests.serving.test_indexes import _free_port
+from tests.ports import free_port
 from tests.serving.uploads.world import FOLDER, archive, write_config
 from tests.stall import Served, held_s, serving
 
@@ -28,7 +28,7 @@ _DOCUMENTS = 500
 async def scene() -> AsyncIterator[Served]:
     """A gateway without keys that accepts uploads."""
     with tempfile.TemporaryDirectory() as folder:
-        door = f"127.0.0.1:{_free_port()}"
+        door = f"127.0.0.1:{free_port()}"
         uploads = f"{FOLDER}max_documents = {_DOCUMENTS + 10}"
         path = write_config(Path(folder), os.environ[_MODELS], door, uploads)
         gateway = running_gateway(load_config(path), "127.0.0.1:0", lambda _line: None, door)

@@ -17,7 +17,8 @@ from serving.config.file import load_config
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import Vectors
 from tests.openai_server import serving, writes
-from tests.serving.test_indexes import Caller, _free_port, script
+from tests.ports import free_port
+from tests.serving.test_indexes import Caller, script
 
 DEFAULT_WORD = "Dandelion"
 """The secret word in the index of `[retrieval]`."""
@@ -101,7 +102,7 @@ async def world_of(folder: Path, uploads: str = FOLDER) -> AsyncIterator[World]:
     """Yield a world whose gateway does not run yet."""
     async with serving(recording=False) as models:
         models.plays(writes(script))
-        door = f"127.0.0.1:{_free_port()}"
+        door = f"127.0.0.1:{free_port()}"
         path = await asyncio.to_thread(write_config, folder, models.base_url, door, uploads)
         world = World(folder, path, door)
         database = await Database.open(load_config(path).server.store)
