@@ -136,7 +136,7 @@ async def measure(options: Options) -> Figures:
         questions = [setting.question(number) for number, setting in enumerate(asked)]
         seconds = await in_flight(pair, questions, _PAIRS_AT_ONCE, "pairs of questions")
 
-    pairs: dict[Setting, list[list[float]]] = {}
+    pairs = dict[Setting, list[list[float]]]()
     for setting, pair_s in zip(asked, seconds, strict=True):
         pairs.setdefault(setting, []).append(pair_s)
     return Figures([_row(setting, times) for setting, times in pairs.items()])
@@ -167,7 +167,7 @@ class _Paced:
         """For each run, by run id: number of calls of executors that are in progress."""
 
     async def __call__(self, request: web.Request) -> web.StreamResponse:
-        runs: list[str] = []
+        runs = list[str]()
         try:
             return await writes(lambda asked: self._reply(asked, runs))(request)
         finally:

@@ -200,7 +200,7 @@ def _measured(options: Options, corpus: Path, size: int, factory: str) -> Measur
 def _build_and_search(config: RetrievalConfig, options: Options) -> Measured:
     embedder = _Synthetic(options.out)
     folder = Path(config.index or "")
-    began_at: dict[str, float] = {}
+    began_at = dict[str, float]()
     peaks = {"reading": 0.0, "embedding": 0.0, "filling": 0.0}
     bytes_before = 0.0
     stage = "reading"

@@ -73,7 +73,7 @@ def _column(answered: Sequence[Answers], threshold: float) -> dict[str, float | 
         score = table_score(pair.schema, table.question.rows, pair.question.rows)
         scores["dropped" if table.reason else "kept"].append(score)
 
-    column: dict[str, float | None] = {}
+    column = dict[str, float | None]()
     good = Counter[str]()
     for name, group in scores.items():
         good[name] = sum(score.item_f1 >= _GOOD for score in group)

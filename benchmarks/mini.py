@@ -209,8 +209,8 @@ async def _asked_run(
     """Answer a question by a whole run. Return the response, and the sub-queries of each round. If
     the run fails because of malformed output, the response has the results up to that point.
     """
-    rounds: dict[int, list[str]] = {}
-    results: dict[int, evidence_pb2.SubQueryResult] = {}
+    rounds = dict[int, list[str]]()
+    results = dict[int, evidence_pb2.SubQueryResult]()
     run = answer_pb.AnswerResponse()
     request = answer_pb.StreamAnswerRequest(question=question.text, no_cache=True)
     with _malformed_is_wrong():
@@ -290,7 +290,7 @@ def _row(name: str, asked: Sequence[QuestionRun]) -> GroupScores:
 
 
 def _tokens(asked: Sequence[QuestionRun]) -> list[RoleTokens]:
-    by_role: dict[str, list[usage_pb2.RoleUsage]] = {}
+    by_role = dict[str, list[usage_pb2.RoleUsage]]()
     for result in asked:
         for usage in result.run.usage:
             name = usage_pb2.Role.Name(usage.role).removeprefix("ROLE_").lower()

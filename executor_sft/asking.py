@@ -60,7 +60,7 @@ async def failures(
     error is then raised. The message of a raised `RolegateError` also states the number of finished
     items.
     """
-    errors: dict[str, str] = {}
+    errors = dict[str, str]()
 
     async def attempt(item: Item) -> None:
         nonlocal done

@@ -57,7 +57,7 @@ class CallCache:
         """
         self._file = file
         self._entries = {entry.key: entry for entry in file}
-        self._hits: set[str] = set()
+        self._hits = set[str]()
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @classmethod
@@ -106,7 +106,7 @@ class CallCache:
     @property
     def spent(self) -> list[PaidCalls]:
         """Number of calls in the cache and of their tokens: one entry for each role and model."""
-        groups: dict[tuple[RoleName, str], PaidCalls] = {}
+        groups = dict[tuple[RoleName, str], PaidCalls]()
         for entry in self._entries.values():
             group = groups.setdefault((entry.role, entry.model), PaidCalls(entry.role, entry.model))
             usage = entry.completion.usage or Usage(0, 0)

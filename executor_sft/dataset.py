@@ -328,7 +328,7 @@ def rows_of(
     """Return the training rows, and counts of turns. A turn whose kind is in `LEARNT` gets a row
     and is counted under its kind. Any other turn is counted under the reason why it gets no row.
     """
-    rows: list[TrainingRow] = []
+    rows = list[TrainingRow]()
     turns: Counter[str] = Counter()
     for number, sample in enumerate(samples):
         work = sample.work

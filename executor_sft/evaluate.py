@@ -125,7 +125,7 @@ def by_question(values: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the mean value of each question; keys are question ids. `values`: pairs of question id
     and value, any number per question.
     """
-    groups: dict[str, list[float]] = {}
+    groups = dict[str, list[float]]()
     for question, value in values:
         groups.setdefault(question, []).append(value)
     return {question: fmean(group) for question, group in groups.items()}
@@ -403,7 +403,7 @@ async def answers(
     `UpstreamError` if an endpoint fails, and `OutOfTime` if a run's time is up: a failed run says
     nothing about the executor.
     """
-    answered: dict[str, list[Any]] = {}
+    answered = dict[str, list[Any]]()
     total = len(executors) * len(delegators) * rollouts * len(questions)
     with progress_bar() as bar:
         task = bar.add_task("evaluating", total=total)

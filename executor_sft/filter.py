@@ -188,9 +188,9 @@ def filtered(
     or unsupported; from a group, still only the best run is accepted. `seed`: seed for choosing
     samples at random when `mix` limits them. `held_out`: questions that must not be trained on.
     """
-    samples: list[FilteredSample] = []
+    samples = list[FilteredSample]()
     rejected: Counter[str] = Counter()
-    seen: set[tuple[Stratum, bool, str]] = set()
+    seen = set[tuple[Stratum, bool, str]]()
     for rollout in rollouts:
         question = rollout.question
         if isinstance(rollout, Rollout):
@@ -296,7 +296,7 @@ def mixed(samples: Sequence[FilteredSample], mix: Mix, seed: int) -> list[Filter
     """Return at most as many samples of each stratum as `mix` allows. Samples over a limit are
     dropped at random (`seed`). All other samples keep their order.
     """
-    kept: set[int] = set()
+    kept = set[int]()
     for stratum in get_args(Stratum):
         places = [place for place, sample in enumerate(samples) if sample.stratum == stratum]
         limit = min(len(places), mix.get(stratum, len(places)))
@@ -440,7 +440,7 @@ def _figures(samples: Sequence[FilteredSample], rejected: Counter[str]) -> dict[
     """Return the step's figures: numbers of samples for each stratum and for each data set, and
     numbers of rejected trajectories for each reason.
     """
-    questions: dict[str, list[str]] = {}
+    questions = dict[str, list[str]]()
     for sample in samples:
         questions.setdefault(sample.source, []).append(sample.question_id)
     return {

@@ -100,8 +100,8 @@ async def select(
     the store cannot be read.
     """
     counts: Counter[str] = Counter()
-    chosen: list[tuple[Question, tuple[Call, ...], str]] = []
-    asked: set[str] = set()
+    chosen = list[tuple[Question, tuple[Call, ...], str]]()
+    asked = set[str]()
     async for run in _ended(log, wanted, counts):
         feedback = await log.feedback(run.id)
         question = question_of(run, feedback)
@@ -222,7 +222,7 @@ def estimate(
     counts of all other calls of its role. `prices`: price of each role's model; `dollars` is None
     for a role without a price. The judge is not included, since it is rarely asked.
     """
-    needed: dict[str, dict[str, float | None]] = {}
+    needed = dict[str, dict[str, float | None]]()
     for name, (role, times) in _TIMES.items():
         usages = [call.usage for call in calls if call.role == role]
         known = [usage for usage in usages if usage]

@@ -135,7 +135,7 @@ def read_questions(
 
     Raises `BadConfig`, with file and line, for an invalid line and for a file without questions.
     """
-    questions: dict[str, Question] = {}
+    questions = dict[str, Question]()
     ids: Counter[str] = Counter()
     duplicates = 0
     kind = _SeedLine if seeds else _TableLine
@@ -247,7 +247,7 @@ class HeldOut:
         held out, too. No answers are needed. Raises `BadConfig`, with file and line, for an invalid
         line.
         """
-        texts: list[str] = []
+        texts = list[str]()
         for path in paths:
             for _, line, text in _lines(path):
                 texts += [text, *line.sub_queries]
@@ -318,7 +318,7 @@ def _triples(text: str) -> frozenset[str]:
     """Return the letter triples of all words but articles. In a triple, a space marks the beginning
     or the end of a word.
     """
-    triples: set[str] = set()
+    triples = set[str]()
     for word in _words(text):
         if word not in _ARTICLES:
             triples.update(f" {word} "[at : at + 3] for at in range(len(word)))
@@ -356,7 +356,7 @@ class TableReports:
         filled = {row.key: self._forms([cell.value for cell in row.cells]) for row in table.rows}
         self.right: bool | None = filled == self._right if question.rows else None
         """True if the filled table equals the right rows; None if these are unknown."""
-        self._settled: dict[RowKey, Sequence[str | None]] = {}
+        self._settled = dict[RowKey, Sequence[str | None]]()
         for row in table.rows:
             keys = (row.key, *row.aliases)
             settled = [

@@ -287,7 +287,7 @@ class RolloutWorker(Frozen):
         check_failures(trajectory, 0, context)
         run = Rollout(question, trajectory, await self._verdict(question, trajectory))
 
-        rollouts: list[SubQueryRollout] = []
+        rollouts = list[SubQueryRollout]()
         for round_ in range(len(trajectory.rounds)):
             for place, execution in enumerate(trajectory.block(round_)):
                 teacher = Sample(execution, trajectory.answer, run.verdict)
@@ -342,7 +342,7 @@ class RolloutWorker(Frozen):
         limits = self.wide.limits
         context = self.context(limits.timeout_s)
         filled = await fill(self.wide, table, context)
-        failures: dict[int | None, UpstreamError] = {}
+        failures = dict[int | None, UpstreamError]()
         reports = TableReports(question, filled)
 
         async def sample(number: int, executor: Executor | None = None) -> Sample:
@@ -381,7 +381,7 @@ class RolloutWorker(Frozen):
         if self.judge is None or matched is False:
             return Verdict(matched)
 
-        evidence: list[str] = []
+        evidence = list[str]()
         if not question.golds:
             for execution in trajectory.executions:
                 evidence += execution.report.evidence

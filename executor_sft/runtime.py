@@ -234,7 +234,7 @@ def named_adapters(given: Sequence[str], others: Sequence[str] = (BASE,)) -> dic
     `given`: folders of adapters, or names from `others`; the result has None for names from
     `others`. Raises `BadConfig` if a model is named twice, or if a folder has no adapter.
     """
-    folders: dict[str, Path | None] = {}
+    folders = dict[str, Path | None]()
     for name in given:
         if name in others:
             folders[name] = None
@@ -309,7 +309,7 @@ async def open_runtime(
         started = await stack.enter_async_context(
             open_upstreams(config, log, opened, list(also.values()))
         )
-        loaders: dict[RoleName, Adapters] = {}
+        loaders = dict[RoleName, Adapters]()
         given: dict[RoleName, Mapping[str, Path | None]] = {
             "execution": adapters,
             "delegation": delegators,

@@ -405,7 +405,7 @@ def _halved(weights: dict[str, Any]) -> dict[str, Any]:
     """Return the weights as bf16. Tensors that share memory still share it in the result."""
     import torch
 
-    halves: dict[int, torch.Tensor] = {}
+    halves = dict[int, torch.Tensor]()
     return {
         name: halves.setdefault(tensor.data_ptr(), tensor.detach().to(torch.bfloat16))
         for name, tensor in weights.items()

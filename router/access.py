@@ -259,13 +259,13 @@ class Access:
         self._uploads = uploads
         self._accounts = accounts
         self._extra = [extra] if extra else []
-        self._keys: dict[str, Key] = {}
-        self._indexes: dict[str, tuple[str, ...]] = {}
+        self._keys = dict[str, Key]()
+        self._indexes = dict[str, tuple[str, ...]]()
         """Names of the indexes that each tenant may search, by tenant."""
         self._required = False
         self._read_at: float | None = None
         self._reading = asyncio.Lock()
-        self._served: dict[asyncio.Task[Any], str] = {}
+        self._served = dict[asyncio.Task[Any], str]()
         """For each task that serves a request, the identifier of the key of that request."""
 
     async def identify(self, authorization: str | None) -> Identity:

@@ -11,7 +11,7 @@ def field_docs(cls: type) -> dict[str, str]:
     """Return the docstrings under the fields of a class and its bases, by the fields' names. Line
     breaks in a docstring are replaced by spaces.
     """
-    docs: dict[str, str] = {}
+    docs = dict[str, str]()
     for base in cls.__bases__:
         if base.__module__.partition(".")[0] not in ("builtins", "msgspec"):
             docs |= field_docs(base)

@@ -32,7 +32,7 @@ def json_lines(path: Path) -> Iterator[Write]:
     The file is complete when the context ends.
     """
     known = set[tuple[str, type]]()
-    late: list[bytes] = []
+    late = list[bytes]()
     with path.open("w+b") as file:
 
         def write(row: object) -> None:

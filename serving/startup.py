@@ -51,7 +51,7 @@ async def open_upstreams(
     manager for the retriever or embedder. `also`: further roles, such as a judge. `readiness`: is
     notified when an engine goes down, and when it is up again. Raises `BadConfig` or `BadIndex`.
     """
-    served: dict[str, dict[str, None]] = {}
+    served = dict[str, dict[str, None]]()
     for role in (*config.called_roles.values(), *also):
         if role.engine in config.engines:
             served.setdefault(role.engine, {})[role.model] = None

@@ -99,10 +99,10 @@ def sample(
     """Draw up to `limit` questions of each data set at random, and return them in their original
     order. The choice from a data set does not depend on the other data sets.
     """
-    positions: dict[str, list[int]] = {}
+    positions = dict[str, list[int]]()
     for position, question in enumerate(questions):
         positions.setdefault(question.dataset, []).append(position)
-    drawn: list[int] = []
+    drawn = list[int]()
     for name, own in positions.items():
         drawn += random.Random(f"{seed} {name}").sample(own, min(limit, len(own)))
     return [questions[position] for position in sorted(drawn)]
@@ -131,7 +131,7 @@ def _corpus(path: Path | None) -> Iterator[Callable[[Passage], None]]:
     if path is None:
         yield lambda _passage: None
         return
-    seen: set[int] = set()
+    seen = set[int]()
     with replacing(path) as unfinished, unfinished.open("wb") as file:
 
         def write(passage: Passage) -> None:

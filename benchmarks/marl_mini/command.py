@@ -156,8 +156,8 @@ def measure(options: Options) -> Figures:
 
     torch.set_num_threads(1)  # more threads make so small a model slower
     chosen = options.only or tuple(VARIANTS)
-    scores: dict[str, list[Scores]] = {}
-    curves: dict[str, list[Curve]] = {}
+    scores = dict[str, list[Scores]]()
+    curves = dict[str, list[Curve]]()
     began = time.process_time()
     with progress_bar() as bar:
         task = bar.add_task("training", total=options.seeds * len(chosen))
@@ -195,9 +195,9 @@ def _mean(of_seeds: Sequence[Scores]) -> VariantScores:
 def trained(model: "TinyModel", variant: Variant, steps: int, rng: Random) -> Curve:
     """Train a model in place, and return its curve, with a point for each step."""
     curve: Curve = []
-    best: list[Run] = []
+    best = list[Run]()
     for step in range(steps):
-        worlds: list[World] = []
+        worlds = list[World]()
         for _ in range(_WORLDS):
             worlds += [World.made(rng)] * _GROUP
         runs = rolled_out(model, worlds, rng)
@@ -223,7 +223,7 @@ def rolled_out(
     write = partial(model.write, rng=rng, greedy=greedy)
     for _ in range(_LEAD_TURNS):
         prompts = [run.world.lead_prompt(run.dispatched) for run in runs]
-        readings: list[tuple[Run, int]] = []
+        readings = list[tuple[Run, int]]()
         for run, turn in zip(runs, write("delegation", prompts), strict=True):
             run.lead.append(turn)
             readings += [(run, page) for page in pages_in(turn)]
@@ -235,7 +235,7 @@ def rolled_out(
 
 def reinforce(model: "TinyModel", variant: Variant, runs: Sequence[Run]) -> None:
     """Make one update of the model from the runs of a step. The runs must be ordered by group."""
-    run_advantages: list[float] = []
+    run_advantages = list[float]()
     for start in range(0, len(runs), _GROUP):
         rewards = [run.f1 - variant.cost * len(run.readers) for run in runs[start : start + _GROUP]]
         run_advantages += advantages(rewards)

@@ -63,8 +63,8 @@ class TinyModel(nn.Module):
             return []
         generator = torch.Generator().manual_seed(rng.randrange(2**40))
         tokens = torch.tensor(prompts)
-        chosen: list[Tensor] = []
-        logprobs: list[Tensor] = []
+        chosen = list[Tensor]()
+        logprobs = list[Tensor]()
         for _ in range(MAX_TOKENS):
             logits = self(tokens)[:, -1]
             if greedy:

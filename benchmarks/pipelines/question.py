@@ -62,7 +62,7 @@ class PipelineLog:
 
     def __init__(self, file: Path) -> None:
         self._fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting = list[asyncio.Future[None]]()
         self._syncing: asyncio.Task[None] | None = None
 
     def write(self, *record: object) -> None:

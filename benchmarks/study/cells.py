@@ -101,7 +101,7 @@ def cells_of(plan: Plan) -> list[SweepCell]:
     versions = replace(config.versions, start=None)
     config = replace(config, versions=versions)
 
-    cells: dict[str, SweepCell] = {}
+    cells = dict[str, SweepCell]()
     for pairs in plan.pairs:
         if pairs.topology == "host" and not config.managers:
             raise BadConfig(
@@ -179,7 +179,7 @@ def engine_groups(cells: Sequence[SweepCell], at_once: int) -> list[list[SweepCe
     Each cell joins the first group that then needs at most `at_once` engines; if there is no such
     group, the cell starts a new group.
     """
-    groups: list[list[SweepCell]] = []
+    groups = list[list[SweepCell]]()
     for cell in cells:
         for group in groups:
             if len(cell.engines.union(*(other.engines for other in group))) <= at_once:

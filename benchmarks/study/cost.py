@@ -111,7 +111,7 @@ async def measure(options: Options) -> CostReport:
     Raises `BadConfig` for bad options or an unknown price, and `StoreFailed` if the store cannot be
     read.
     """
-    prices: dict[str, Price] = {}
+    prices = dict[str, Price]()
     if options.prices:
         advice = "name a TOML file with a table for each model, with prompt and completion"
         prices = read_json(options.prices, dict[str, Price], advice, msgspec.toml.decode)

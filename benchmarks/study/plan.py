@@ -150,7 +150,7 @@ def questions_of(plan: Plan) -> list[BenchmarkQuestion]:
     seen = set[tuple[str, str]]()
     ids = Counter[str]()
     of_dataset = Counter[str]()
-    chosen: list[BenchmarkQuestion] = []
+    chosen = list[BenchmarkQuestion]()
     for entry in (entry for file in plan.questions for entry in read_entries(Path(file))):
         question = entry.question
         key = question.dataset, normal_question(question.question)

@@ -92,7 +92,7 @@ class CellRows(Frozen, dict=True):
         """Return the calls, tokens and cost of all answers together: one total for each combination
         of role, model and manager, in the order of first occurrence.
         """
-        groups: dict[tuple[str, ...], list[RoleTotal]] = {}
+        groups = dict[tuple[str, ...], list[RoleTotal]]()
         for row in self.rows:
             for total in row.spent:
                 groups.setdefault((total.role, total.model, total.manager), []).append(total)

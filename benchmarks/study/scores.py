@@ -68,7 +68,7 @@ def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, flo
     """Return the points `(cost, score)` that are Pareto-optimal: no cheaper point has an equal or
     higher score. They are ordered by cost, and each occurs once.
     """
-    front: list[tuple[float, float]] = []
+    front = list[tuple[float, float]]()
     for cost, score in sorted(points, key=lambda point: (point[0], -point[1])):
         if not front or score > front[-1][1]:
             front.append((cost, score))

@@ -118,7 +118,7 @@ async def measure(options: Options) -> Figures:
         left = [cell for cell in cells if tasks[cell.name]]
         if left:
             step.reopen()
-        failed: dict[str, str] = {}
+        failed = dict[str, str]()
         for group in engine_groups(left, plan.engines_at_once):
             failed |= await sweep.run(group, tasks)
 
@@ -186,7 +186,7 @@ class Sweep(Frozen):
             for name, role in cell.roles.items()
         }
         adapters = {cell.version: cell.adapter for cell in cells if cell.version}
-        failed: dict[str, str] = {}
+        failed = dict[str, str]()
         async with open_runtime(
             first.config, self.log, adapters=adapters, extra_roles=roles
         ) as bench:

@@ -121,7 +121,7 @@ def _scores(study: Study) -> Iterator[_Row]:
     """Yield rows with the scores of each cell on each data set, and on all data sets together."""
     names = metrics_of(row for cell in study.cells for row in cell.rows)
     for cell in study.cells:
-        groups: dict[str, list[QuestionResult]] = {}
+        groups = dict[str, list[QuestionResult]]()
         for row in cell.rows:
             groups.setdefault(row.dataset, []).append(row)
         if len(groups) > 1:

@@ -260,7 +260,7 @@ async def _ask(
     `ask`: returns a response to a task. Raises `BadRequest` if tasks failed, and `GatewayError` if
     the gateway cannot be reached.
     """
-    failed: list[str] = []
+    failed = list[str]()
 
     async def attempt(asked: _Asked) -> None:
         task, _ = asked
@@ -367,7 +367,7 @@ def _grouped(scored: Sequence[ScoredResponse]) -> dict[str, dict[str, list[Score
     """Return groups of responses by name: all tasks, the tasks of each language, and the tasks of
     each size, from small to large. Each group maps task ids to responses.
     """
-    groups: dict[str, dict[str, list[ScoredResponse]]] = {}
+    groups = dict[str, dict[str, list[ScoredResponse]]]()
     for kind in ("", "language", "size"):
         for response in sorted(scored, key=lambda response: response.task.rows):
             group = groups.setdefault(getattr(response.task, kind, "all"), {})

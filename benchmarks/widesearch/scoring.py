@@ -302,7 +302,7 @@ async def _column(
 
 def _unique(rows: Sequence[Row], key: Callable[[Row], Hashable]) -> list[Row]:
     """Return the first row with each key, in the order of the rows."""
-    first: dict[Hashable, Row] = {}
+    first = dict[Hashable, Row]()
     for row in rows:
         first.setdefault(key(row), row)
     return [*first.values()]

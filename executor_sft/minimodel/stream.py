@@ -79,8 +79,8 @@ def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> Encoded:
     True if the model writes it. The model writes the assistant's turns and their end-of-turn
     tokens.
     """
-    ids: list[int] = []
-    written: list[bool] = []
+    ids = list[int]()
+    written = list[bool]()
     for turn in dialogue:
         text = f"<|{turn.role}|>{turn.text}{tokenizer.eos_token}"
         piece: list[int] = tokenizer(text, add_special_tokens=False).input_ids
@@ -161,7 +161,7 @@ def batches(
     with the longest waiting conversations that still fit. Long conversations accumulate until one
     of them is the median. So every conversation is used, unless it is longer than the longest row.
     """
-    waiting: list[Encoded] = []
+    waiting = list[Encoded]()
     rows: dict[int, list[list[Encoded]]] = {length: [] for length in row_tokens}
     while True:
         while len(waiting) < _WAITING:
@@ -194,7 +194,7 @@ def _pack(rows: list[list[Encoded]], row_tokens: int) -> Batch:
 
     packed = []
     for members in rows:
-        row: list[tuple[int, bool, int, int]] = []
+        row = list[tuple[int, bool, int, int]]()
         for number, (ids, marks) in enumerate(members, 1):
             numbers = itertools.repeat(number)
             row += zip(

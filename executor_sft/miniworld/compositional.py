@@ -54,8 +54,8 @@ class CompositionalWorld:
         self._names = Names(self._rng, side)
         self._phrasing = Phrasing(self._rng, side)
         self._shapes = shapes(side)
-        self.passages: list[Passage] = []
-        self._facts: dict[str, SubQuery] = {}
+        self.passages = list[Passage]()
+        self._facts = dict[str, SubQuery]()
         self.questions = [self._question(number) for number in range(questions)]
         self.by_id = {passage.id: passage for passage in self.passages}
         self.sub_queries = list(self._facts.values())

@@ -107,8 +107,8 @@ class DialogueWriter:
         self._world = world
         self._system = system
         self._rng = random.Random(f"{world.seed}/{world.side}/dialogues")
-        self._pages: dict[str, list[Passage]] = {}
-        self._mentions: dict[str, list[Passage]] = {}
+        self._pages = dict[str, list[Passage]]()
+        self._mentions = dict[str, list[Passage]]()
         self._library: Library | CompositionalWorld
         self._examiner: Examiner | CompositionalWorld
         if isinstance(world, CompositionalWorld):
@@ -187,7 +187,7 @@ class DialogueWriter:
 
     def answering(self, question: MiniQuestion, missing: int | None = None) -> Dialogue:
         """Return the answerer's conversation about a question. `missing`: see `delegation`."""
-        pairs: list[tuple[SubQuery, Report]] = []
+        pairs = list[tuple[SubQuery, Report]]()
         for number, block in enumerate(_until(question, missing)):
             pairs += [(sub_query, self._seen(sub_query, number == missing)) for sub_query in block]
         request = prompts.answer_request(
@@ -285,7 +285,7 @@ class DialogueWriter:
         words = [word for word in entity.mention.split() if word[:1].isupper()]
         mentioning = itertools.chain.from_iterable(self._mentions.get(word, ()) for word in words)
         relatives = [page for page in mentioning if page.id != gold.id]
-        pages: list[Passage] = []
+        pages = list[Passage]()
         while len(pages) < others:
             draw = self._rng.random()
             if draw < 0.4 and relatives:

@@ -178,7 +178,7 @@ def vocabulary_of(world: World, more: Iterable[str] = ()) -> str:
         for wording in (relation.noun, *relation.ask, *(text for text, _ in relation.compare)):
             stripped = (word.strip("?,.") for word in wording.split())
             known.update(word.format(x="", a="", b="") for word in stripped)
-    names: set[str] = set()
+    names = set[str]()
     for entity in world.entities:
         names.update(filter(None, (entity.name, entity.alias)))
     known |= set(more) - words(" ".join(names))

@@ -41,19 +41,19 @@ class Library:
         self._prefix = prefix
         self._rng = random.Random(f"{world.seed}/{world.side}/passages{edition}")
         self._world = world
-        self.passages: list[Passage] = []
-        self.by_id: dict[str, Passage] = {}
-        self.of_entity: dict[str, list[str]] = {}
+        self.passages = list[Passage]()
+        self.by_id = dict[str, Passage]()
+        self.of_entity = dict[str, list[str]]()
         """Ids of each entity's own pages, by the entity's mention."""
-        self.states: dict[tuple[str, str], Statement] = {}
+        self.states = dict[tuple[str, str], Statement]()
         """The sentence that states the value of each fact, on the subject's own page or in a
         chronicle. Keys are (mention of the subject, name of the relation).
         """
-        self.points: dict[tuple[str, str], Statement] = {}
+        self.points = dict[tuple[str, str], Statement]()
         """Facts that the subject's own page does not state: the sentence on that page that leads to
         the value. Keys as in `states`.
         """
-        self.aliases: dict[str, Statement] = {}
+        self.aliases = dict[str, Statement]()
         """The sentence that explains each alias, by the alias."""
         for entity in world.entities:
             self._write_entity(entity)

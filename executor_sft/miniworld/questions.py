@@ -87,7 +87,7 @@ class Examiner:
         self._world = world
         self._library = library
         self._rng = random.Random(f"{world.seed}/{world.side}/questions")
-        self._by_kind: dict[str, list[Entity]] = {}
+        self._by_kind = dict[str, list[Entity]]()
         for entity in world.entities:
             self._by_kind.setdefault(entity.kind, []).append(entity)
         self._count = 0

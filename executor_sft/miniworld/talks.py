@@ -73,7 +73,7 @@ class Talks:
     def __init__(self, world: World, library: Library | None = None) -> None:
         self._examiner = Examiner(world, library or Library(world))
         self._rng = random.Random(f"{world.seed}/{world.side}/talks")
-        self._by_kind: dict[Kind, list[Entity]] = {}
+        self._by_kind = dict[Kind, list[Entity]]()
         for entity in world.entities:
             self._by_kind.setdefault(entity.kind, []).append(entity)
 

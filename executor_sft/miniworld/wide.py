@@ -166,8 +166,8 @@ class EntitySet:
         register = self.register_in(question)
         if register is not None:
             passages = [page for page in passages if page in register]
-        known: set[str] = set()
-        statements: list[Stated] = []
+        known = set[str]()
+        statements = list[Stated]()
         for identity in passages:
             names, sentence = self.stated.get(identity, ((), ""))
             unseen = [name for name in names if name not in known][: MAX_NAMES - len(known)]
@@ -240,7 +240,7 @@ class TableTask:
         """Return the right questions with which the delegator looks for rows in its turn `turn`,
         from 0. Each item is (set that the question asks about, question).
         """
-        pairs: list[tuple[EntitySet, str]] = []
+        pairs = list[tuple[EntitySet, str]]()
         for group in self.sets:
             pairs += [(group, question) for question in group.discoveries(turn, 3)]
         return pairs
@@ -275,7 +275,7 @@ class WideWorld:
         form = f"/{edition}" if edition > 1 else ""
         self.world = World(seed, side, knobs.hubs)
         self._knobs = knobs
-        self.unstated: list[tuple[Entity, Relation]] = []
+        self.unstated = list[tuple[Entity, Relation]]()
         self._take_out(self._rng("unstated"))
         self.library = Library(self.world, edition=form)
         self.tasks = self._tasks(tasks, self._rng("tasks"))
@@ -313,7 +313,7 @@ class WideWorld:
 
     def listed(self, task: TableTask) -> set[str]:
         """Return all names in the registers of a task's sets, including wrong ones."""
-        names: set[str] = set()
+        names = set[str]()
         for group in task.sets:
             names.update(*(group.stated[register].names for register in group.registers))
         return names
@@ -323,7 +323,7 @@ class WideWorld:
         for each column. The key column is first.
         """
         listed = self.listed(task)
-        table: list[list[Reach]] = []
+        table = list[list[Reach]]()
         for row in task.rows:
             places: list[Reach] = ["register" if row.mention in listed else "own_page"]
             for relation in task.relations:
@@ -362,7 +362,7 @@ class WideWorld:
         candidates: list[tuple[EntitySet, ...]] = [(group,) for group in (*sets, *early)]
         pairs = itertools.combinations(large, 2)
         candidates += [pair for pair in pairs if pair[0].kind == pair[1].kind]
-        tasks: list[TableTask] = []
+        tasks = list[TableTask]()
         for size, rows in ROWS.items():
             fitting = [
                 groups
@@ -393,7 +393,7 @@ class WideWorld:
         have the same owner, such as a country.
         """
         form = FORMS[kind]
-        groups: dict[str, list[Entity]] = {}
+        groups = dict[str, list[Entity]]()
         for entity in self.world.entities:
             if entity.kind == kind:
                 owner = self.world.facts[entity.mention, form.link].value

@@ -198,11 +198,11 @@ class TableLessons:
         this set and of other sets of the same kind.
         """
         library = self._wide.library
-        others: list[str] = []
+        others = list[str]()
         for other in self._wide.sets:
             if other.kind == group.kind:
                 others += [*other.registers, *other.stated]
-        ids: dict[str, None] = {}
+        ids = dict[str, None]()
         if self._rng.random() > _FAILING:
             ids = dict.fromkeys(group.register_in(question) or ())
         while len(ids) < passages:

@@ -41,7 +41,7 @@ class Names:
     def __init__(self, rng: random.Random, side: Side) -> None:
         self._rng = rng
         self._side = side
-        self._taken: set[str] = set()
+        self._taken = set[str]()
 
     def word(self) -> str:
         """Return a new capitalized word of two or three syllables."""
@@ -148,8 +148,8 @@ class World:
         self.books = [self._book() for _ in range(_BOOKS)]
         self.films = [self._film() for _ in range(_FILMS)]
         self._add_aliases()
-        self.facts: dict[tuple[str, str], Fact] = {}
-        stated: dict[tuple[str, str], list[Entity]] = {}
+        self.facts = dict[tuple[str, str], Fact]()
+        stated = dict[tuple[str, str], list[Entity]]()
         for entity in self.entities:
             for relation in BY_SUBJECT[entity.kind]:
                 if relation.name in entity.values:
@@ -201,8 +201,8 @@ class World:
         """Return the people of three generations. Children have their father's surname, and nobody
         marries a person of the same surname.
         """
-        everyone: list[Entity] = []
-        parents: list[tuple[Entity, Entity]] = []
+        everyone = list[Entity]()
+        parents = list[tuple[Entity, Entity]]()
         for generation in range(3):
             start = FIRST_YEAR + generation * GENERATION_YEARS * 2
             people = [self._newborn(parents, start) for _ in range(2 * _COUPLES)]

@@ -29,7 +29,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 def _flat(row: Mapping[str, Any]) -> dict[str, float]:
     """Return the figures of a line, with nested figures under names such as `executor entropy`."""
-    flat: dict[str, float] = {}
+    flat = dict[str, float]()
     for key, value in row.items():
         parts = value if isinstance(value, dict) else {"": value}
         flat |= {f"{key} {name}".strip(): part for name, part in parts.items()}

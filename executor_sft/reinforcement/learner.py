@@ -172,7 +172,7 @@ class Learner:
 
 def _parts(rows: Sequence[TokenSequence], limit: int) -> Iterator[Sequence[TokenSequence]]:
     """Yield the rows in micro-batches of similar lengths, each with at most `limit` tokens."""
-    part: list[TokenSequence] = []
+    part = list[TokenSequence]()
     for row in sorted(rows, key=lambda row: len(row.input_ids)):
         if part and (len(part) + 1) * len(row.input_ids) > limit:
             yield part

@@ -179,7 +179,7 @@ def _policies(config: Config, options: Options, recipe: ReinforceRecipe) -> list
             f"recipe: temperature must be at least {_MIN_TEMPERATURE}, got {recipe.temperature}; "
             "raise it. Engines report probabilities at temperature 1, so ratios would be wrong."
         )
-    policies: list[Policy] = []
+    policies = list[Policy]()
     for trained in options.roles:
         name = ROLES[trained]
         role = config.roles.by_name[name]
@@ -346,7 +346,7 @@ async def _groups(
     )
     seeds = range((number - 1) * recipe.group, number * recipe.group)
     pairs = [(place, seed) for place in range(len(chosen)) for seed in seeds]
-    runs: dict[tuple[int, int], Run] = {}
+    runs = dict[tuple[int, int], Run]()
 
     async def roll_out(pair: tuple[int, int]) -> None:
         # Roles that are not trained usually decode greedily, so the runs of a group repeat many of

@@ -83,9 +83,9 @@ def batch_of(
     Raises `BadConfig` if a question has no right answer, or if a turn has no token ids or
     log-probabilities.
     """
-    rewards: list[RewardParts] = []
-    run_advantages: list[float] = []
-    agents: list[list[_Agent]] = []
+    rewards = list[RewardParts]()
+    run_advantages = list[float]()
+    agents = list[list[_Agent]]()
     mixed = 0
     for group in groups:
         parts = [_reward(group, run, recipe) for run in group.runs]
@@ -97,7 +97,7 @@ def batch_of(
     lengths = [[agent.lengths for agent in run] for run in agents]
     shares = token_shares(lengths, recipe.weights, Random(f"{recipe.seed}/{seed}"))
 
-    rows: list[TokenSequence] = []
+    rows = list[TokenSequence]()
     counts = Counter[str]()
     runs = (run for group in groups for run in group.runs)
     for number, run in enumerate(runs):
@@ -177,9 +177,9 @@ def _joined(
     advantage: float,
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the token ids, log-probabilities, shares and weights of each row of an agent."""
-    ids: list[int] = []
-    logprobs: list[float] = []
-    row_shares: list[float] = []
+    ids = list[int]()
+    logprobs = list[float]()
+    row_shares = list[float]()
 
     def row() -> tuple[Any, ...]:
         weights = (share * advantage for share in row_shares)

@@ -107,7 +107,7 @@ def token_shares(
             whole = 1.0
         elif recipe.agents == "role":
             whole /= max(1, len({agent.role for agent in run if agent.tokens}))
-        run_shares: list[list[float]] = []
+        run_shares = list[list[float]]()
         for agent, factor in zip(run, _drawn(run, recipe.executors_per_run, rng), strict=True):
             key = unit(number, agent)
             run_shares.append(

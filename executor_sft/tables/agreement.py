@@ -99,7 +99,7 @@ def _made(pair: Answers) -> MadeTable:
     schema = pair.schema
     other, best = sorted(pair.answers, key=lambda answer: _supported(answer.rows))
     twins = {row_key(schema, row): row for row in other.rows}
-    made: list[tuple[str, ...]] = []
+    made = list[tuple[str, ...]]()
     blanked = 0
     for row in best.rows:
         if twin := twins.get(row_key(schema, row)):

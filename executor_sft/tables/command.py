@@ -199,7 +199,7 @@ async def _answered(
 
         synthesis = configs[0].synthesis
         role = runtimes[0].role("delegation", synthesis) if synthesis else None
-        written: dict[str, Question] = {}
+        written = dict[str, Question]()
 
         async def write(seed: Question) -> None:
             written[seed.id] = await written_request(role, runtimes[0].context, seed)

@@ -22,7 +22,7 @@ class Readiness:
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[list[Need], str | None]] = {}
+        self._parts = dict[str, tuple[list[Need], str | None]]()
         self._news = asyncio.Event()
 
     def report(self, source: str, needs: Collection[Need], why: str | None) -> None:

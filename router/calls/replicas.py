@@ -223,9 +223,9 @@ class Upstreams:
     """Holds the state of all endpoints and roles. All versions of the executor share it."""
 
     def __init__(self) -> None:
-        self.endpoints: dict[str, Endpoint] = {}
+        self.endpoints = dict[str, Endpoint]()
         """State of endpoints by deployment, that is, by their names in the ledger."""
-        self.roles: dict[RoleName, RoleHealth] = {}
+        self.roles = dict[RoleName, RoleHealth]()
 
     def endpoint(self, deployment: str) -> Endpoint:
         """Return the state of a deployment's endpoint. The first call for it creates the state."""

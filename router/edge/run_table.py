@@ -22,12 +22,12 @@ class TableEvents:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.columns: tuple[Column, ...] = ()
         self.conditions: tuple[Condition, ...] = ()
-        self.asks: dict[Ask, int] = {}
+        self.asks = dict[Ask, int]()
         """Maps each ask to the number of its sub-query. An ask is one piece of work on the table:
         to discover rows, or to fill or settle cells of a row.
         """
-        self.rows: dict[RowKey, Row] = {}
-        self.executions: dict[int, Execution] = {}
+        self.rows = dict[RowKey, Row]()
+        self.executions = dict[int, Execution]()
         for event in events:
             self.take(event)
 

@@ -35,7 +35,7 @@ class Running(Generic[Item, Result]):
         """`work`: called with a function that emits an item. That function returns immediately,
         even if the client reads slowly.
         """
-        self._items: list[Item] = []
+        self._items = list[Item]()
         self._changed = asyncio.Event()
         self._work = work
 

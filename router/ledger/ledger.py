@@ -104,7 +104,7 @@ class Attempt:
         self.outcome: Outcome = "cancelled"
         self._begun = time.monotonic()
         self._ended_s: float | None = None
-        self._texts: list[str] = []
+        self._texts = list[str]()
         self._wrote = False
 
     def take(self, delta: Delta) -> None:
@@ -340,7 +340,7 @@ class Ledger:
         """Return the asks of the resumed run, each with the number of its sub-query. An ask is one
         piece of work on a table, such as to find rows or to look up cells.
         """
-        asks: dict[Ask, int] = {}
+        asks = dict[Ask, int]()
         for turns in reversed(self._resumed):
             asks |= turns.asks
         return asks

@@ -197,7 +197,7 @@ def _count(metrics: str, endpoint: str) -> EngineCount:
     at which the counters were created. If the engine does not report it, `start` is the time at
     which the engine's process started.
     """
-    samples: dict[str, list[float]] = {}
+    samples = dict[str, list[float]]()
     for name, value in _SAMPLE.findall(metrics):
         samples.setdefault(name, []).append(float(value))
 

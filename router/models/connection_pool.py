@@ -111,7 +111,7 @@ class ConnectionPool:
     def __init__(self, max_calls: int = 0) -> None:
         """`max_calls`: max concurrent calls to all endpoints together; 0 for no limit."""
         self._places = asyncio.Semaphore(max_calls) if max_calls else nullcontext()
-        self._idle: dict[tuple[str, int, bool], dict[_Connection, None]] = {}
+        self._idle = dict[tuple[str, int, bool], dict[_Connection, None]]()
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> Self:
@@ -230,18 +230,18 @@ class _Connection(asyncio.Protocol):
         """Whether the reply of the last call has ended completely."""
         self.since = 0.0
         """Time at which the last call ended, by the event loop's clock."""
-        self.kept: dict[_Connection, None] = {}
+        self.kept = dict[_Connection, None]()
         """The pool's idle connections to the same host. They include this connection while it is
         idle.
         """
         self._reader: ReplyReader | None = None
         """Receiver of the current reply; None if no call is waiting for a reply."""
         self._patient = False
-        self._held: list[bytes] = []
+        self._held = list[bytes]()
         """Received bytes that are not parsed yet."""
         self._goes_on = False
         """Whether the next step of parsing is scheduled."""
-        self._pieces: list[bytes] = []
+        self._pieces = list[bytes]()
         """Parsed pieces of the body that the reader has not received yet."""
         self.on_body = self._pieces.append
 

@@ -194,7 +194,7 @@ def _cause(error: BaseException, before: BaseException | None) -> aiohttp.Client
     exception that was being handled when the call began. That exception is in the chain too, but is
     not a cause, so the search ends there.
     """
-    seen: list[BaseException] = []
+    seen = list[BaseException]()
     link: BaseException | None = error
     while link is not None and link is not before and link not in seen:
         status = getattr(getattr(link, "response", None), "status_code", None)

@@ -134,7 +134,7 @@ class MessageReply(Frozen, gc=False):
     @property
     def parts(self) -> tuple[str, str, str]:
         """The message's text, reasoning and refusal, each joined from all content parts."""
-        texts: list[str] = []
+        texts = list[str]()
         thoughts = [self.reasoning or self.reasoning_content or self.thinking or ""]
         refusals = [self.refusal or ""]
         parts = self.content if isinstance(self.content, list) else [self.content]
@@ -173,7 +173,7 @@ class _Call:
 
     def __init__(self) -> None:
         self.name = ""
-        self.arguments: list[str] = []
+        self.arguments = list[str]()
 
     @property
     def text(self) -> str:
@@ -195,8 +195,8 @@ class Calls:
     """
 
     def __init__(self) -> None:
-        self._calls: list[_Call] = []
-        self._by: dict[str, _Call] = {}
+        self._calls = list[_Call]()
+        self._by = dict[str, _Call]()
         """Calls by id, and by `index N`. The empty string maps to the latest call."""
 
     def __bool__(self) -> bool:
@@ -256,7 +256,7 @@ def _json_values(text: str) -> list[tuple[int, Any]]:
     unreadable from some position on, or has more than `_MAX_VALUES` values, the last item is UNSET,
     with the position at which the unread rest starts.
     """
-    values: list[tuple[int, Any]] = []
+    values = list[tuple[int, Any]]()
     end = 0
     while start := _NEXT.match(text, end):
         value: Any = msgspec.UNSET
@@ -294,7 +294,7 @@ def _messages(prompt: Prompt) -> Sequence[Message | dict[str, Any]]:
     an assistant message becomes a tool call, and the user message after it becomes the tool's
     result.
     """
-    messages: list[Message | dict[str, Any]] = []
+    messages = list[Message | dict[str, Any]]()
     call_id = ""
     for number, message in enumerate(prompt.messages):
         call = _CALL.search(message.content) if message.role == "assistant" else None

@@ -109,8 +109,8 @@ class StreamedReply:
         self.opened = False
         """True if the output shows that the chat template opened a thought."""
 
-        self._texts: list[str] = []
-        self._reasoning: list[str] = []
+        self._texts = list[str]()
+        self._reasoning = list[str]()
         self._reported = 0
         """Number of pieces that were passed to `on_delta`."""
         self._revoked = 0

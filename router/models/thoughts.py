@@ -146,10 +146,10 @@ class Thoughts:
         """
         self._head: list[str] | None = None
         self._held = ""
-        self._shown: list[str] = []
+        self._shown = list[str]()
         """Pieces of text since the last mark."""
-        self._texts: list[str] = []
-        self._thoughts: list[str] = []
+        self._texts = list[str]()
+        self._thoughts = list[str]()
         self._mark = _MARK
 
     @property

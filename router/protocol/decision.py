@@ -87,7 +87,7 @@ def _distinct(asked: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the distinct pairs of a question and its manager. Questions that differ only in case,
     space and closing punctuation count as the same question, in its first spelling.
     """
-    first: dict[tuple[str, str], tuple[str, str]] = {}
+    first = dict[tuple[str, str], tuple[str, str]]()
     for question, manager in asked:
         first.setdefault((normal_question(question), manager), (question, manager))
     return list(first.values())

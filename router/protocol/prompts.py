@@ -185,7 +185,7 @@ def without_system_role(messages: Iterable[Message]) -> tuple[Message, ...]:
     All messages between two assistant messages, including the system prompt, are joined to one user
     message.
     """
-    turns: list[Message] = []
+    turns = list[Message]()
     for from_assistant, side in groupby(messages, key=lambda message: message.role == "assistant"):
         block = list(side)
         turns += (

@@ -243,7 +243,7 @@ def _grouped(lines: Sequence[str], marked: bool) -> list[str]:
     """Join lines to items, as an item may span several lines. An item ends at a question mark, at
     an empty line, or at the marker of the next item. `marked`: whether items begin with a marker.
     """
-    items: list[list[str]] = []
+    items = list[list[str]]()
     unfinished = False
     for line in lines:
         if _MARKER.match(line) or (line and not unfinished and (_asks(line) or not marked)):

@@ -189,7 +189,7 @@ def _split(body: str) -> list[str]:
     lines = [line.strip() for line in body.splitlines() if line.strip()]
     if not any(map(_BULLET.match, lines)):
         return lines if len(lines) <= MAX_POINTS else [body]
-    items: list[list[str]] = []
+    items = list[list[str]]()
     for line in lines:
         if bullet := _BULLET.match(line):
             items.append([line[bullet.end() :]])

@@ -31,7 +31,7 @@ class Vocabulary:
         """
         written = _WORD.findall(question)
         folded = _folded(question)
-        unknown: list[str] = []
+        unknown = list[str]()
         named = not named
         at = 0
         while at < len(folded):

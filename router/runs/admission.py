@@ -54,7 +54,7 @@ class Admission:
         """The number of runs under way."""
         self.waiting = 0
         """The number of requests in the queue."""
-        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._queues = dict[str, deque[asyncio.Future[None]]]()
         """Waiting requests of each tenant, oldest first. The first tenant in the dict gets the next
         free place.
         """

@@ -43,7 +43,7 @@ class LiveRun:
         self.run_id = run_id
         self.tenant = tenant
         self._on_event = on_event
-        self.events: list[Event] = []
+        self.events = list[Event]()
         self.ended = asyncio.Future[Run | None]()
         """Done when the run has ended. Its result is the stored run; None if the run could not be
         stored.
@@ -157,7 +157,7 @@ class LiveRuns:
     """Registry of the runs under way in this process, by identifier."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, LiveRun] = {}
+        self._runs = dict[str, LiveRun]()
         self._stopping = False
 
     @contextmanager

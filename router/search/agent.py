@@ -117,14 +117,14 @@ class ContextWindow:
         self.messages = opening
         self.session = session
         self._form = form
-        self.outputs: list[Completion] = []
-        self.searches: list[SearchRecord] = []
+        self.outputs = list[Completion]()
+        self.searches = list[SearchRecord]()
         self.report: Report | None = None
         self.tools: dict[str, tuple[Tool, Function]] | None = None
         """The tools by the names that the model may write; None until the tools are listed."""
         self.corrected = False
         """Whether the last user message asks the model to correct its turn."""
-        self._documents: list[tuple[int, bool]] = []
+        self._documents = list[tuple[int, bool]]()
         """For each search, the position of the message with its passages, and whether that message
         asks for the report.
         """

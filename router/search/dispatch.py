@@ -50,9 +50,9 @@ class Dispatching:
             asyncio.Semaphore(width) if width else nullcontext()
         )
         self._outer = context
-        self._sub_queries: list[str] = []
-        self._tasks: list[asyncio.Task[Execution]] = []
-        self._held_back: list[SearchDone | Reported] = []
+        self._sub_queries = list[str]()
+        self._tasks = list[asyncio.Task[Execution]]()
+        self._held_back = list[SearchDone | Reported]()
         self._decided = asyncio.Future[None]()
 
     def begin(self, sub_queries: tuple[str, ...]) -> None:

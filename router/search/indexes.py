@@ -26,7 +26,7 @@ def fused(rankings: Iterable[Iterable[Item]]) -> dict[Item, float]:
     score is the sum of 1 / (60 + rank) over the rankings, with ranks from 1. Items with equal
     scores are in the order in which they first occur.
     """
-    scores: dict[Item, float] = {}
+    scores = dict[Item, float]()
     for ranking in rankings:
         for rank, item in enumerate(ranking, 1):
             scores[item] = scores.get(item, 0.0) + 1 / (60 + rank)
@@ -134,7 +134,7 @@ def _merged(rankings: Sequence[Sequence[Passage]], top_k: int) -> list[Passage]:
     """Return the `top_k` best passages of several indexes. Of passages with the same text, only the
     first is returned.
     """
-    by_text: dict[str, Passage] = {}
+    by_text = dict[str, Passage]()
     for passage in chain.from_iterable(rankings):
         by_text.setdefault(passage.text, passage)
     scores = fused([passage.text for passage in ranking] for ranking in rankings)

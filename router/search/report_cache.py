@@ -114,7 +114,7 @@ class ReportCache:
         """
         self._executor = executor
         self._index = index
-        self._flights: dict[_Key, _Flight] = {}
+        self._flights = dict[_Key, _Flight]()
         self._kept = TTLCache[_Key, _Shared](_MAX_REPORTS, keep_s, loop_time)
         self.counts = counts or ReportCounts()
 

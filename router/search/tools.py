@@ -89,7 +89,7 @@ def offered(tools: Iterable[Tool]) -> dict[str, tuple[Tool, Function]]:
     the model. A name consists of letters, digits, `_` and `-`. If two tools share a name, the later
     tool's name is prefixed with the name of its server.
     """
-    functions: dict[str, tuple[Tool, Function]] = {}
+    functions = dict[str, tuple[Tool, Function]]()
     for tool in tools:
         name = _plain(tool.name)
         if name in functions:
@@ -119,7 +119,7 @@ def passages_of(
     title = encodable(output.title or call)[:_PASSAGE_CHARS]
     address = encodable(output.address)[:_PASSAGE_CHARS]
     key = f"{tool.server}:{tool.name}:{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    passages: list[Passage] = []
+    passages = list[Passage]()
     start = 0
     while start < len(text):
         end = start + _PASSAGE_CHARS

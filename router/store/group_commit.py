@@ -111,8 +111,8 @@ class GroupCommit:
         self._log = log
         self.news = asyncio.Event()
         """Set when something waits for `commit`."""
-        self._begins: list[_Begin] = []
-        self._wishes: list[_Wish] = []
+        self._begins = list[_Begin]()
+        self._wishes = list[_Wish]()
         self._idle = set[Period]()
         """Accounts and periods for which the next commit gives back a part of the lease."""
         self._doubtful = False
@@ -368,8 +368,8 @@ def _begin(
     """
     named = _named(connection, begins)
     running = _in_flight(connection, begins)
-    outcomes: list[EarlierRun | QuotaExhausted | None] = []
-    begun: list[Change] = []
+    outcomes = list[EarlierRun | QuotaExhausted | None]()
+    begun = list[Change]()
     for start, redact, accounts, _ in begins:
         name = name_of(start)
         if (earlier := named.get(name)) and earlier.holds(start.started_at):

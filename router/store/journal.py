@@ -116,11 +116,11 @@ class LogJournal:
             GroupCommit(database, self._members, self._quotas, log.name) if self._members else None
         )
         self._follower = Follower(database, log, self._commits)
-        self._runs: dict[str, RecordedRun] = {}
+        self._runs = dict[str, RecordedRun]()
         """Running runs, by identifier."""
-        self._unfinished: dict[str, RecordedRun] = {}
+        self._unfinished = dict[str, RecordedRun]()
         """Interrupted runs that can be resumed, by identifier."""
-        self._lost: dict[str, Run] = {}
+        self._lost = dict[str, Run]()
         """Ended runs whose last record could not be written to the log yet, by identifier."""
         self._refusal: str | None = None
         """The reason why no run may begin; None if runs may begin."""
@@ -242,7 +242,7 @@ class LogJournal:
 
         resumed = None
         if before:
-            calls: list[Call] = []
+            calls = list[Call]()
             for earlier_run in before.chain:
                 calls += (*earlier_run.calls, *earlier_run.cut())
             turns = tuple(earlier_run.turns for earlier_run in before.chain)
@@ -339,7 +339,7 @@ class LogJournal:
         Raises `StoreFailed`.
         """
         spent = await self._database.read(_spent)
-        uses: list[QuotaUse] = []
+        uses = list[QuotaUse]()
         units = zip(names(time.time())[1:], ("day", "month"), strict=True)
         for (period, unit), of in product(units, ("requests", *LIMITED)):
             quota = f"{of}_per_{unit}"

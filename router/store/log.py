@@ -240,15 +240,15 @@ class RunLog:
         self._segment_begun = 0.0
         self.durable = Position()
         """Position up to which the log is synced to disk."""
-        self._buffer: list[bytes] = []
+        self._buffer = list[bytes]()
         """Frames that are not written to the file yet."""
         self._flushing = False
-        self._unsynced: list[int] = []
+        self._unsynced = list[int]()
         """File descriptors of finished segments that are not completely synced yet."""
         self._folder_unsynced = True
         """True if the folder must be synced, because a file was created in it."""
         self._thread = ThreadPoolExecutor(1, "log")
-        self._waiting: list[asyncio.Future[None]] = []
+        self._waiting = list[asyncio.Future[None]]()
         self._syncing = False
 
     @classmethod
@@ -642,7 +642,7 @@ def read_all(folder: Path) -> Iterator[Segment]:
     """
     # Segments for which no later segment with a sync note has been read yet. A sync note proves
     # that the owner had synced all earlier segments.
-    waiting: list[Segment] = []
+    waiting = list[Segment]()
     for path in segments(folder):
         try:
             segment = read_segment(path)

@@ -78,7 +78,7 @@ class Members:
         """Monotonic time at which this gateway last saw that it holds its lock and that its row
         exists.
         """
-        self._gone: dict[tuple[int, int], float] = {}
+        self._gone = dict[tuple[int, int], float]()
         """Gateways whose locks are free. The key is a pair of epoch and session number; the value
         is the monotonic time at which the lock was first seen to be free.
         """

@@ -71,7 +71,7 @@ class RequestNames:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._runs: dict[Name, Named] = {}
+        self._runs = dict[Name, Named]()
         """Runs by name: running runs, and ended runs that may not be in the database yet."""
         self._ended = deque[tuple[Position, Name, str]]()
         """Ended runs in `_runs`, each with its position in the log, its name and its identifier."""

@@ -253,8 +253,8 @@ def _run_rows(changes: Sequence[Change], log: str) -> list[Row]:
     """Return the rows of the runs in `changes`. If several runs of a tenant have the same
     `request_id`, only the run that began last keeps it.
     """
-    rows: dict[str, Row] = {}
-    owners: dict[Name, str] = {}
+    rows = dict[str, Row]()
+    owners = dict[Name, str]()
     for change in changes:
         name = name_of(change.start)
         run_id = change.start.id

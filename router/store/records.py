@@ -126,9 +126,9 @@ class RecordedRun:
         """Number of the segment in which the run began. For a run that resumes an interrupted run:
         the segment in which the interrupted run began.
         """
-        self.open: dict[int, OpenedCall] = {}
+        self.open = dict[int, OpenedCall]()
         """Calls that have not ended, by number."""
-        self.calls: list[Call] = []
+        self.calls = list[Call]()
         """Calls that have ended, in the order of their ends."""
         self.kept = begun.start.hold
         """Amount reserved for the answer."""
@@ -277,9 +277,9 @@ class Fold:
     def __init__(self) -> None:
         self.complete = True
         """True if everything that was synced to disk could be read."""
-        self.running: dict[int, RecordedRun] = {}
+        self.running = dict[int, RecordedRun]()
         """Runs that have not ended, by key."""
-        self.interrupted: dict[str, RecordedRun] = {}
+        self.interrupted = dict[str, RecordedRun]()
         """Runs with the status `interrupted`, by identifier. Their gateway stopped before they had
         ended.
         """

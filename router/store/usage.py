@@ -223,7 +223,7 @@ def _bucket_start(bucket: Bucket, hour: int) -> float:
 
 def hourly_usage(calls: Iterable[Call], by: tuple[str, ...] = GROUPS) -> list[dict[str, Any]]:
     """Return the sums of calls as rows of a table with the primary key `by`."""
-    groups: dict[tuple[Any, ...], list[Call]] = {}
+    groups = dict[tuple[Any, ...], list[Call]]()
     for call in calls:
         row = structs.asdict(call) | {"hour": int(call.started_at // _HOUR_S)}
         key = tuple("" if row[name] is None else row[name] for name in by)

@@ -229,24 +229,24 @@ class Assembly:
             key: ((-1,), number) for number, key in enumerate(self._given)
         }
         """Place of each key; the first place, if several reports name the key."""
-        self._order: list[tuple[_Place, RowKey]] = []
+        self._order = list[tuple[_Place, RowKey]]()
         """Place of each row and its home (the first of its keys), in the order of the rows."""
         self._claims: dict[RowKey, list[tuple[_Place, RowClaims]]] = {
             key: [] for key in self._given
         }
         """Statements of all reports about each key, in the order of their places."""
-        self._parts: dict[RowKey, tuple[str, ...]] = {}
+        self._parts = dict[RowKey, tuple[str, ...]]()
         """Parts of each key, folded for searches in folded texts."""
         self._names = set[str]()
         """Folded names in all keys (see `names_of`)."""
         self._ties = set[Tie]()
-        self._groups: dict[RowKey, list[RowKey]] = {}
+        self._groups = dict[RowKey, list[RowKey]]()
         """All keys of each row, by the row's home (its first key)."""
-        self._homes: dict[RowKey, RowKey] = {}
+        self._homes = dict[RowKey, RowKey]()
         """For each key, the home of its row."""
-        self._rows: dict[RowKey, Row] = {}
+        self._rows = dict[RowKey, Row]()
         """Rows as last computed, by their homes (first keys)."""
-        self._changed: dict[RowKey, set[str]] = {}
+        self._changed = dict[RowKey, set[str]]()
         """Rows to compute again: maps the home (first key) of each row to the columns that new
         reports are about.
         """
@@ -349,7 +349,7 @@ class Assembly:
         the same thing according to two documents. Rows that the client gave are never joined with
         each other.
         """
-        same: dict[str, frozenset[str]] = {}
+        same = dict[str, frozenset[str]]()
         for name, other in tied(self._ties, self._names):
             names = same.get(name, frozenset((name,)))
             if other not in names:
@@ -393,7 +393,7 @@ class Assembly:
             if before and is_other:
                 cells.append(before.cells[at])
                 continue
-            claims: dict[tuple[Ask, str], Claim] = {}
+            claims = dict[tuple[Ask, str], Claim]()
             all_claims = filter(None, (row_claims.claims[at] for row_claims in members))
             for claim in sorted(all_claims, key=_grade):
                 claims.setdefault((claim.ask, claim.canonical), claim)
@@ -462,7 +462,7 @@ def _cell(
     """
     supported = [claim for claim in claims if column.key or claim.support != "unsupported"]
     finer = _finer({claim.canonical for claim in supported}) if column.type == "date" else {}
-    groups: dict[str, list[Claim]] = {}
+    groups = dict[str, list[Claim]]()
     for claim in supported:
         form = finer.get(claim.canonical, claim.canonical)
         groups.setdefault("" if column.key else form, []).append(claim)

@@ -37,11 +37,11 @@ def table_cost(
     """
     every_row = table.every_row
     homes = {key: at for at, row in enumerate(every_row) for key in (row.key, *row.aliases)}
-    first: dict[Ask, list[int]] = {}
+    first = dict[Ask, list[int]]()
     for at, row in enumerate(every_row):
         if row.found_by and row.found_by[0].discovery and not row.given:
             first.setdefault(row.found_by[0], []).append(at)
-    spent: dict[int | None, list[Amount]] = {}
+    spent = dict[int | None, list[Amount]]()
     for call in calls:
         number = call.sub_query_index
         if number is not None and number >= len(asks):

@@ -282,7 +282,7 @@ class _Filling:
         """Stays "filled" unless something else ends the run."""
         self._round = 0
 
-        self._discoveries: dict[tuple[str, str], str] = {}
+        self._discoveries = dict[tuple[str, str], str]()
         """Questions of discoveries, by their normal form and manager, in the order in which the
         delegator wrote them.
         """
@@ -292,7 +292,7 @@ class _Filling:
         """
         self._listed = defaultdict[int, dict[RowKey, None]](dict)
         """The keys of the rows that each discovery has found, by the discovery's number."""
-        self._list_titles: dict[int, str] = {}
+        self._list_titles = dict[int, str]()
         """Title of the document with most of the rows in `_listed`, by the discovery's number."""
         self._shown_keys = {
             row_key(self._schema, row): self._key_values(row) for row in request.rows
@@ -302,10 +302,10 @@ class _Filling:
         self._numbers = context.ledger.asks_before()
         """Sub-query numbers of all asks. In a resumed run, recorded asks keep their numbers."""
         self._asks = sorted(self._numbers, key=self._numbers.__getitem__)
-        self._executions: dict[int, Execution] = {}
-        self._queue: list[tuple[float, int, tuple[Any, ...], Ask]] = []
+        self._executions = dict[int, Execution]()
+        self._queue = list[tuple[float, int, tuple[Any, ...], Ask]]()
         """Heap of waiting asks, ordered as `_put` describes."""
-        self._at_work: dict[asyncio.Task[Execution], int] = {}
+        self._at_work = dict[asyncio.Task[Execution], int]()
         """Tasks of the running executors, with their sub-query numbers."""
 
         self._last_attempt = defaultdict[RowKey, Counter[str]](Counter)
@@ -322,7 +322,7 @@ class _Filling:
         """Passages of the searches whose query is only the value of a condition; None before these
         searches. No executor sees the passages.
         """
-        self._steps: dict[RowKey, list[list[str]]] = {}
+        self._steps = dict[RowKey, list[list[str]]]()
         """The columns that are still to be asked for in each row, one step after the other: first
         the column of each condition, then all others.
         """

@@ -42,7 +42,7 @@ def left_out(table: Table, reports: Iterable[tuple[Ask, Execution]]) -> tuple[st
     if len(table.schema.keys) != 1:
         return ()
     names = _names(table)
-    found: dict[str, str] = {}
+    found = dict[str, str]()
     texts = {
         passage.text: None
         for ask, execution in reports
@@ -93,7 +93,7 @@ def named_with_values(
     """
     values = list(filter(None, map(sought, values_of(table.schema))))
     names = _names(table)
-    found: dict[str, str] = {}
+    found = dict[str, str]()
     for passage in passages:
         folded = fold(passage.text)
         if any(map(folded.count, values)):

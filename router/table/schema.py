@@ -60,7 +60,7 @@ def checked_schema(columns: Iterable[Column], conditions: tuple[Condition, ...] 
             "columns: no key column given; mark as keys the columns whose values identify a row, "
             "often the first column."
         )
-    seen: dict[str, int] = {}
+    seen = dict[str, int]()
     for number, column in enumerate(schema.columns):
         where = f"columns[{number}] {column.name!r}"
         if not (name := normal_name(column.name)):
@@ -157,7 +157,7 @@ def checked_rows(schema: Schema, rows: Sequence[Sequence[str]]) -> tuple[tuple[s
     """Return the given rows, with spaces around values removed, and with values such as "n/a"
     emptied. Raises `BadRequest` for the first defect.
     """
-    checked: dict[RowKey, tuple[int, tuple[str, ...]]] = {}
+    checked = dict[RowKey, tuple[int, tuple[str, ...]]]()
     for number, row in enumerate(rows):
         if len(row) != len(schema.columns):
             raise BadRequest(

@@ -47,7 +47,7 @@ def table_score(
 
 def _forms(schema: Schema, rows: Sequence[Sequence[str]]) -> dict[RowKey, tuple[str, ...]]:
     """Return the canonical forms of each row's values, by the row's key."""
-    forms: dict[RowKey, tuple[str, ...]] = {}
+    forms = dict[RowKey, tuple[str, ...]]()
     for row in rows:
         values = tuple(map(canonical, schema.shown, row))
         forms.setdefault(row_key(schema, row), values)

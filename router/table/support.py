@@ -88,7 +88,7 @@ def tied(
     If two documents contain the same sentence, it counts only once, because one document probably
     copied it from the other.
     """
-    ties_of_pairs: dict[tuple[str, str], list[Tie]] = {}
+    ties_of_pairs = dict[tuple[str, str], list[Tie]]()
     for tie in candidates:
         before = next((name for name in tie.before if name in known), None)
         after = next((name for name in tie.after if name in known), None)
@@ -248,7 +248,7 @@ class Shown:
         """
         places_of_passages = list[dict[str, list[int]]]()
         for reading in self._readings:
-            places: dict[str, list[int]] = {}
+            places = dict[str, list[int]]()
             for at, sentence in enumerate(reading.sentences):
                 for form in values_in(column, sentence):
                     for part in accumulate(form.split("-"), "{}-{}".format):

@@ -105,8 +105,8 @@ def read_rows(text: str, columns: Sequence[Column]) -> TableText:
         return _usable(_listed(lines, columns), columns, lost)
 
     # If a table has a header that names columns, tables that are read by position are ignored
-    named: list[list[str]] = []
-    placed: list[list[str]] = []
+    named = list[list[str]]()
+    placed = list[list[str]]()
     order = list[int]()
     named_width = 0
     for table in tables:
@@ -210,7 +210,7 @@ def _usable(
     number of rows that are counted as lost already.
     """
     keys = [at for at, column in enumerate(columns) if column.key]
-    usable: list[tuple[str, ...]] = []
+    usable = list[tuple[str, ...]]()
     for row in rows:
         if not any(cell.strip() for cell in row):
             continue
@@ -277,7 +277,7 @@ def read_csv(
     """Return the rows of a CSV text whose first line is a header. Return nothing if the header
     names none of the columns. Reading ends at the first syntax error.
     """
-    rows: list[list[str]] = []
+    rows = list[list[str]]()
     file = io.StringIO(text.removeprefix("\ufeff"), newline="")
     with suppress(csv.Error):
         rows.extend(csv.reader(file, delimiter=delimiter))
@@ -339,7 +339,7 @@ def read_values(
 def _pairs(text: str, columns: Schema) -> dict[str, str]:
     """Return the values in lines such as `founder: Ana`, by the normal form of their names."""
     names = {normal_name(column.name) for column in columns.columns}
-    pairs: dict[str, str] = {}
+    pairs = dict[str, str]()
     for line in text.split("\n"):
         bullet = _BULLET.match(line)
         parts = _PAIR.split(line[bullet.end() if bullet else 0 :].strip(" |"), maxsplit=1)

@@ -197,7 +197,7 @@ class FaultProxy:
         self._root = upstream.removesuffix("/v1")
         self._session = session
         self.plan = plan
-        self.attempts: list[Attempt] = []
+        self.attempts = list[Attempt]()
         """All completion requests, in the order of arrival."""
 
     @asynccontextmanager

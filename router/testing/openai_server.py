@@ -42,7 +42,7 @@ class OpenAIServer:
         that `writes` has answered.
         """
         self._started_at = time.time()
-        self._behaviours: list[Behaviour] = []
+        self._behaviours = list[Behaviour]()
 
     @property
     def routes(self) -> tuple[web.RouteDef, ...]:

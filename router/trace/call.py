@@ -262,7 +262,7 @@ def totals(calls: Iterable[Call]) -> list[RoleTotal]:
     """Return the sums of `calls` for each combination of role, model and manager. Combinations are
     in the order of their first calls.
     """
-    groups: dict[tuple[RoleName, str, str], list[Call]] = {}
+    groups = dict[tuple[RoleName, str, str], list[Call]]()
     for call in calls:
         groups.setdefault((call.role, call.model, call.manager), []).append(call)
     return [

@@ -173,7 +173,7 @@ def cite(points: Iterable[str], passages: Iterable[Passage]) -> list[list[Citati
     citations = list[list[Citation]]()
     looked_for = 0
     for point in points:
-        parts: list[list[Citation]] = []
+        parts = list[list[Citation]]()
         stated = sentences(point)
         looked_for += len(stated)
         if len(stated) <= _MAX_SENTENCES and looked_for <= _MAX_OF_ALL:

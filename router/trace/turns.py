@@ -210,10 +210,10 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._turns: dict[AgentId, list[tuple[tuple[Message, ...], Completion]]] = {}
+        self._turns = dict[AgentId, list[tuple[tuple[Message, ...], Completion]]]()
         """For each agent, its turns: all messages of the prompt, and the output."""
-        self._searches: dict[AgentId, list[SearchRecord]] = {}
-        self.asks: dict[Ask, int] = {}
+        self._searches = dict[AgentId, list[SearchRecord]]()
+        self.asks = dict[Ask, int]()
         """For each ask of a table, the number of its sub-query."""
 
     def turn(

@@ -283,7 +283,7 @@ def chat(arguments: Sequence[str]) -> int:
     errors_only()
     progress = Console(stderr=True)
     view = AnswerView(Console(), progress, stream=options.stream, as_json=False)
-    usage: list[RoleUsage] = []
+    usage = list[RoleUsage]()
     last: AnswerResponse | None = None
     history: tuple[ChatMessage, ...] = ()
 

@@ -172,7 +172,7 @@ def _show_file(file: Path, config: Config, wrong: list[str], warnings: list[str]
 
 def _show(live: LiveCheck) -> None:
     console = Console()
-    advice: dict[str, list[str]] = {}
+    advice = dict[str, list[str]]()
     for role_name, role in live.roles.items():
         print_line(console, f"{role_name}: {role.model}", style="dim")
     for name, results in live.probes.items():

@@ -213,7 +213,7 @@ def _add_option(
     kind = field.type
     if isinstance(kind, UnionType):
         (kind,) = (member for member in kind.types if not isinstance(member, NoneType))
-    extra: dict[str, Any] = {}
+    extra = dict[str, Any]()
     if isinstance(kind, Metadata):
         extra = kind.extra or {}
         kind = kind.type
@@ -251,7 +251,7 @@ def _value_settings(kind: Type, default: object) -> dict[str, Any]:
     if isinstance(kind, BoolType) and default is NODEFAULT:
         return {"action": argparse.BooleanOptionalAction}
 
-    settings: dict[str, Any] = {}
+    settings = dict[str, Any]()
     if isinstance(kind, VarTupleType):
         settings = {"nargs": "+", "action": "extend"}
         kind = kind.item_type

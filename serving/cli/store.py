@@ -299,7 +299,7 @@ def _parquet(path: Path) -> Iterator[Write]:
     schema = pa.schema(
         [pa.field(field.name, types[field.type], field.type == int | None) for field in fields]
     )
-    rows: list[dict[str, Any]] = []
+    rows = list[dict[str, Any]]()
     chars = 0
     with path.open("wb") as opened, ParquetWriter(opened, schema) as file:
 

@@ -16,7 +16,7 @@ def missing(config: Config, also: Mapping[str, RoleConfig] = {}) -> list[str]:
     """Return one message for each missing API key or package, with the place in the config and what
     to do. No endpoint is called. `also`: further roles to check, by their keys in the config.
     """
-    lacking: list[str] = []
+    lacking = list[str]()
     for key, role in {**config.called_roles, **also}.items():
         lacking += key_problems(f"{key}.api_key_env", role.api_key_env)
     for name, server in config.tools.items():

@@ -144,7 +144,7 @@ class _Workbook:
 
     def blocks(self) -> Iterator[TextBlock | Unread]:
         """Yield the blocks of the visible sheets, and an `Unread` that lists the other sheets."""
-        unread: list[str] = []
+        unread = list[str]()
         for sheet in self._book.sheets_metadata:
             kind = str(sheet.typ).rpartition(".")[2]
             is_visible = str(sheet.visible).endswith(".Visible")

@@ -126,7 +126,7 @@ class _Passage:
         self._title_tokens = cutter.count([f"{title} ›\n"])[0]
         self._place: tuple[int | None, str] = (None, "")
         self._heading: _Unit | None = None
-        self._units: list[_Unit] = []
+        self._units = list[_Unit]()
         self._repeated = 0
         """Number of units at the beginning of the passage that repeat units of the previous
         passage.
@@ -190,7 +190,7 @@ class _Passage:
         they have at most `room` tokens, and at most the share `_OVERLAP` of the max tokens.
         """
         left = min(_OVERLAP * self._max_tokens, room)
-        overlap: list[_Unit] = []
+        overlap = list[_Unit]()
         for unit in reversed(self._units):
             left -= unit.tokens
             if unit.is_heading or left < 0:

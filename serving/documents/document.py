@@ -172,7 +172,7 @@ def batches(items: Iterable[T], length: Callable[[T], int]) -> Iterator[list[T]]
     """Yield the items in lists of at most `_BATCH_ITEMS` items and about `_BATCH_CHARS` characters.
     `length`: returns the number of characters of an item.
     """
-    batch: list[T] = []
+    batch = list[T]()
     chars = 0
     for item in items:
         batch.append(item)

@@ -36,9 +36,9 @@ def read_given_rows(file: Path, columns: Sequence[pb.Column]) -> GivenRows:
     read or a line is invalid.
     """
     names = {normal_name(column.name): column.name for column in columns}
-    rows: list[dict[str, str]] = []
-    lines: list[int] = []
-    others: dict[tuple[str, ...], dict[str, str]] = {}
+    rows = list[dict[str, str]]()
+    lines = list[int]()
+    others = dict[tuple[str, ...], dict[str, str]]()
     try:
         read = read_cells(file)
         header = [names.get(normal_name(name), name.strip()) for name in next(read, (1, [""]))[1]]

@@ -77,7 +77,7 @@ def read_markdown(path: Path) -> Document:
     from yaml import YAMLError
 
     text = decode(read_content(path, MAX_MARKUP_BYTES), path).replace("\r\n", "\n")
-    about: dict[str, Any] = {}
+    about = dict[str, Any]()
     if front := _FRONT_MATTER.match(text[:_MAX_FRONT_CHARS]):
         load = tomllib.loads if front[1] == "+++" else _yaml
         with suppress(ValueError, YAMLError, RecursionError):
@@ -243,7 +243,7 @@ class _Walk:
         """Number of parts that are not read, by kind. The key `_END` is present if the end of the
         page was seen.
         """
-        self._parts: list[str] = []
+        self._parts = list[str]()
         self._heading: str | None = None
         self._preformatted = 0
         self._raised = 0
@@ -311,7 +311,7 @@ class _Walk:
     def _row(self, row: Any) -> Iterator[TextBlock]:
         yield from self._block()
         self._add(row.text)
-        cells: list[str] = []
+        cells = list[str]()
         for cell in row:
             walk = _Walk(cell, self._etree)
             cells.append(" ".join(block.text for block in walk.blocks()))

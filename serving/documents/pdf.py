@@ -70,7 +70,7 @@ def _pages(pdf: Any, path: Path) -> Iterator[TextBlock | Unread]:
 
     has_text = False
     scans = 0
-    unread: dict[str, list[str]] = {}
+    unread = dict[str, list[str]]()
     try:
         for number in range(1, len(pdf) + 1):
             try:

@@ -43,7 +43,7 @@ def read_records(path: Path) -> Document:
         if isinstance(value, dict)
         else []
     )
-    others: dict[str, Any] = {}
+    others = dict[str, Any]()
     if len(lists) == 1 and any(isinstance(part, dict) for part in lists[0]):
         others = {name: part for name, part in value.items() if part is not lists[0]}
         value = lists[0]

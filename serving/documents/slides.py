@@ -24,7 +24,7 @@ def read_pptx(path: Path) -> Document:
     content = read_archive(path, "PPTX")
     package: Any = Package.open(io.BytesIO(content))
     file = package.presentation_part.presentation  # `pptx.Presentation` refuses slide shows (.ppsx)
-    blocks: list[TextBlock] = []
+    blocks = list[TextBlock]()
     unread: Counter[str] = Counter()
     for number, slide in enumerate(file.slides, 1):
         title = slide.shapes.title

@@ -50,10 +50,10 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
     place that is a file of an unknown kind is read as text. Raises `BadDocument` for a place
     without readable files, and if two files have the same name.
     """
-    by_name: dict[str, SourceFile] = {}
+    by_name = dict[str, SourceFile]()
     seen = set[tuple[int, int]]()
-    passed_over: list[str] = []
-    links: list[str] = []
+    passed_over = list[str]()
+    links = list[str]()
     for place in places:
         base = Path(os.path.normpath(place.absolute()))
         if not base.exists():

@@ -44,7 +44,7 @@ class Loading:
         urls = [base_url, *self._role.replicas] if base_url else []
         self._replicas = [Adapters(session, url, key) for url in urls]
         self._changing = asyncio.Lock()
-        self._loaded: dict[str, None] = {}
+        self._loaded = dict[str, None]()
         """The loaded versions as keys, the least recently loaded version first."""
         self._in_use = in_use
 

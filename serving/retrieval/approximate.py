@@ -148,7 +148,7 @@ class ApproximateIndex(CandidateIndex):
         untyped: Any = faiss
         rows = len(self) if among is None else len(among)
         widening = self._small.ntotal / rows
-        options: dict[str, Any] = {}
+        options = dict[str, Any]()
         if among is None:
             count = int(count * widening)  # some candidates are removed passages
         else:

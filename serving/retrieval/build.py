@@ -186,7 +186,7 @@ class _Build:
         """
         earlier = self.earlier
         sources = list(files.sources)
-        before: list[DocumentEntry] = []
+        before = list[DocumentEntry]()
         if earlier and self._is_alike(earlier.manifest):
             before = earlier.entries
         is_unchanged = [entry.source for entry in before] == sources
@@ -281,7 +281,7 @@ class _Build:
         """
         row_tokens = self.embedder.max_tokens - _SPECIAL_TOKENS
         cutter = Cutter(self.chunk_tokens, row_tokens, self.embedder.count_tokens)
-        entries: list[DocumentEntry] = []
+        entries = list[DocumentEntry]()
         with PassageWriter(self.folder) as writer:
             for done, source in enumerate(sources):
                 self.progress("reading", done, len(sources))
@@ -305,7 +305,7 @@ class _Build:
         """
         first = len(writer)
         error = ""
-        unread: list[str] = []
+        unread = list[str]()
         try:
             if known and self.earlier:
                 unread.append(known.unread)

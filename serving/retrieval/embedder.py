@@ -150,7 +150,7 @@ class MiniLM:
         """
         self._folder = folder
         self._bfloat16 = bfloat16
-        self._models: dict[bool, Callable[..., Any]] = {}
+        self._models = dict[bool, Callable[..., Any]]()
         """The loaded models: under the key True the model for queries, under False the model for
         passages.
         """
@@ -446,7 +446,7 @@ class EndpointEmbedder:
     async def _embed_all(self, inputs: list[str]) -> list[list[float]]:
         if self._session is None:
             self._session = upstream_session()
-        rows: list[list[float]] = []
+        rows = list[list[float]]()
         for start in range(0, len(inputs), self._batch):
             texts = inputs[start : start + self._batch]
             fields = {"model": self._model, "input": texts}

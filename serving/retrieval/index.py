@@ -137,7 +137,7 @@ class Index(Frozen):
         """Return passages of `hits`, in order, until there are `top_k`. If several passages have
         the same text, only the first of these is returned.
         """
-        passages: dict[str, Passage] = {}
+        passages = dict[str, Passage]()
         for hit in hits:
             passage = self._passage(hit)
             passages.setdefault(passage.text, passage)

@@ -141,7 +141,7 @@ def publish(
     and return the new manifest. The other arguments become fields of the manifest.
     """
     folder = out / BUILDING
-    files: dict[str, FileEntry] = {}
+    files = dict[str, FileEntry]()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         flush(path)
         files[path.relative_to(folder).as_posix()] = FileEntry(path.stat().st_size, sha256_of(path))

@@ -94,7 +94,7 @@ class PassageStore:
         """The range of row numbers of each document, by the document's name. The first access reads
         all passages.
         """
-        rows: dict[str, range] = {}
+        rows = dict[str, range]()
         decoder = msgspec.json.Decoder(_Named)
         for row in range(len(self)):
             name = decoder.decode(self.line(row)).document
@@ -137,7 +137,7 @@ class PassageWriter:
         self._file = (folder / PASSAGES).open("w+b")
         self._encoder = msgspec.json.Encoder()
         self._offsets = array("q", [0])
-        self._rows: dict[str, int] = {}
+        self._rows = dict[str, int]()
         """Row number of each passage by its id, in the order of the rows."""
 
     def __len__(self) -> int:

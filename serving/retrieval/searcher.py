@@ -132,7 +132,7 @@ class IndexSearcher:
         """Wait until there is a request. Return the waiting requests, but not more than a full
         batch. Return an empty list if the thread should end.
         """
-        batch: list[_Request] = []
+        batch = list[_Request]()
         size = 0
         while not batch or (size < self._batch_queries and not self._requests.empty()):
             request = self._requests.get()
@@ -171,7 +171,7 @@ class IndexSearcher:
         """
         rows = {query: row for row, query in enumerate(_distinct(batch))}
         vectors = self._embedder.embed(list(rows), queries=True)
-        results: dict[tuple[str, _Scope], list[Passage]] = {}
+        results = dict[tuple[str, _Scope], list[Passage]]()
         for scope in {request.scope for request in batch}:
             queries = _distinct(request for request in batch if request.scope == scope)
             ranked = index.search(vectors[[rows[query] for query in queries]], queries, *scope)

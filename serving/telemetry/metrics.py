@@ -45,7 +45,7 @@ class Metrics:
     def __init__(self, *collectors: Collector) -> None:
         """`collectors`: further collectors to register, such as `Gauges`."""
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._tenants: set[str] = set()
+        self._tenants = set[str]()
         """Tenants whose names are values of the label `tenant`."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(namespace="rolegate", registry=registry)
@@ -187,7 +187,7 @@ class Metrics:
 
     def show_quotas(self, uses: Iterable[QuotaUse], warnings: Iterable[QuotaUse]) -> None:
         """Set the gauges of the tenants' remaining quotas, and count new warnings."""
-        smallest: dict[tuple[str, str], float] = {}
+        smallest = dict[tuple[str, str], float]()
         for use in uses:
             labels = self._quota_labels(use)
             smallest[labels] = min(use.left, smallest.get(labels, 1.0))

@@ -56,7 +56,7 @@ async def open_observers(
     `BadConfig` if the server of metrics cannot listen.
     """
     async with AsyncExitStack() as stack:
-        observers: list[Observer] = []
+        observers = list[Observer]()
         show: ShowQuotas | None = None
         if config.metrics is not None:
             metrics = await stack.enter_async_context(_metrics(config.metrics, log, watched, hosts))

@@ -105,7 +105,7 @@ class _Server:
         self._readiness = readiness
         self._slots = asyncio.Semaphore(config.max_in_flight)
         self._connection: MCPConnection | None = None
-        self._tools: dict[str, Tool] = {}
+        self._tools = dict[str, Tool]()
         self._started = asyncio.Event()
         """Set once the first start has succeeded or failed."""
         self._down_reason: str | None = None

@@ -286,7 +286,7 @@ def _role(number: usage_pb2.Role, field: str) -> Any:
 
 
 def _budget(budget: budget_pb2.Budget) -> Budget:
-    by_role: dict[RoleName, int] = {}
+    by_role = dict[RoleName, int]()
     for position, limit in enumerate(budget.role_budgets):
         field = f"budget.role_budgets[{position}]"
         role = _role(limit.role, f"{field}.role")

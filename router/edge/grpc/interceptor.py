@@ -73,7 +73,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         self._access = access
         self._observer = observer
         self._reading_s = reading_s
-        self._handlers: dict[str, Any] = {}
+        self._handlers = dict[str, Any]()
         """Wrapped handlers by method, so that each handler is wrapped only once."""
 
     async def intercept_service(

@@ -126,7 +126,7 @@ class ResponseReply:
         """Type of the part that is being written; empty if there is none."""
         self._text = ""
         """Text so far of the part that is being written."""
-        self._place: dict[str, Any] = {}
+        self._place = dict[str, Any]()
         """Fields of each event about the part that is being written. They state the part's place in
         the output.
         """

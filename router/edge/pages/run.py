@@ -133,7 +133,7 @@ class RunPages:
             return attribution
 
         queries = [*golds, *(f"{run.question} {gold}" for gold in golds)]
-        by_id: dict[str, Passage] = {}
+        by_id = dict[str, Passage]()
         try:
             scope = caller().scope(run.scope.indexes, run.scope.filter)
             for passages in await self._indexes.search(scope, queries, _LOOKED_AT):

@@ -89,7 +89,7 @@ class Site:
         """Pages whose form is shown again if its submission fails, by path: the template, and
         further variables for it.
         """
-        self.routes: list[web.RouteDef] = []
+        self.routes = list[web.RouteDef]()
         self._templates.globals["pages"] = self._paths = set[str]()
         self._route("GET", "/static/{name}", self._asset)
         self._route("GET", "/sign-in", self._form_or_error)
