@@ -10,7 +10,7 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from router.access import Access
-from router.background import at_most, background_tasks
+from router.background import background_tasks
 from router.calls import Readiness
 from router.edge.grpc.health import follow_health, publish_health
 from router.edge.grpc.interceptor import CallInterceptor
@@ -26,7 +26,7 @@ from router.runs import Gateway, Observer
 
 _ENDING_S = 0.5
 """Seconds for storing interrupted runs and sending their errors to the clients. Afterwards, the
-calls of these clients are cancelled.
+calls of these clients are cancelled, and their tasks get as many seconds to end.
 """
 
 
@@ -111,8 +111,8 @@ class Server:
         # `grpc.aio.Server.stop` does not wait for the tasks of cancelled calls. If the event loop
         # ended before them, gRPC would print a traceback for each.
         calls = [task for task in asyncio.all_tasks() if "_schedule_rpc" in str(task)]
-        async with at_most(_ENDING_S):
-            await asyncio.gather(*calls, return_exceptions=True)
+        if calls:
+            await asyncio.wait(calls, timeout=_ENDING_S)
 
 
 async def listen(

@@ -71,7 +71,7 @@ async def reflected(channel: grpc.aio.Channel) -> set[str]:
 
 
 class SlowToEnd(RetrievalServiceServicer):
-    """A retrieval service whose calls last until they are cancelled, and end a moment later."""
+    """A retrieval service whose calls last until they are cancelled, and end many steps later."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -84,7 +84,8 @@ class SlowToEnd(RetrievalServiceServicer):
         try:
             return await asyncio.Future()
         finally:
-            await asyncio.sleep(0.2)
+            for _ in range(1000):
+                await asyncio.sleep(0)
             self.ended = True
 
 
