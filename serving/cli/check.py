@@ -28,7 +28,7 @@ from serving.live_check.live_check import LiveCheck, RoleCheck, live_check
 from serving.logs import errors_only
 from serving.retrieval.gaps import gaps_at
 from serving.retrieval.lexical import OUTDATED, has_words
-from serving.retrieval.manifest import read_manifest
+from serving.retrieval.manifest import MANIFEST, read_manifest
 from serving.retrieval.opening import identity_of
 
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
@@ -67,10 +67,12 @@ def check(arguments: Sequence[str]) -> int:
     if not wrong and not absent:
         wrong += _other_schema(config.server.store, live=options.live)
     warnings = ([] if options.live else absent) + _not_built(config)
+    if not wrong:
+        warnings += _without_documents(config)
     live = asyncio.run(_probed(config, options)) if options.live and not wrong else None
     gaps = gaps_at(Path(config.retrieval.index)) if config.retrieval.index else None
 
-    incomplete = warnings and not options.allow_missing and live is None
+    incomplete = bool(warnings) and not options.allow_missing and live is None
     works = not wrong and not incomplete and (live is None or live.works)
     if options.json:
         print(
@@ -108,22 +110,18 @@ def _other_schema(store: str, *, live: bool) -> list[str]:
 
 
 def _not_built(config: Config) -> list[str]:
-    """Return a message for each index that is missing or was built with other settings. Of an index
-    with `documents` in the config, only check that there are documents, because the gateway builds
-    the index when it starts.
+    """Return a message for each index that is missing or was built with other settings. Indexes
+    with `documents` in the config are skipped, because the gateway builds them when it starts.
     """
     problems = []
     for name, retrieval in config.all_indexes.items():
+        if retrieval.index is None or retrieval.documents:
+            continue
         key = place_of(name)
         try:
-            if retrieval.documents:
-                find_sources([Path(place) for place in retrieval.documents])
-            if retrieval.index is None or retrieval.documents:
-                continue
             manifest = read_manifest(Path(retrieval.index))
-        except (BadDocument, BadIndex) as error:
-            kind = "documents" if retrieval.documents else "index"
-            problems.append(f"{key}.{kind}: {error}")
+        except BadIndex as error:
+            problems.append(f"{key}.index: {error}")
             continue
 
         if manifest.lexical != retrieval.lexical:
@@ -139,6 +137,21 @@ def _not_built(config: Config) -> list[str]:
                 f"retrieval.embedder: is {embedder}, but the index in {retrieval.index} was built "
                 f"with {manifest.embedder}; configure that embedder, or build the index again."
             )
+    return problems
+
+
+def _without_documents(config: Config) -> list[str]:
+    """Return a message for each index that cannot be built when the gateway starts, because no
+    document can be found. Skips indexes that exist, which the gateway would continue to use.
+    """
+    problems = []
+    for name, retrieval in config.all_indexes.items():
+        exists = retrieval.index and (Path(retrieval.index) / MANIFEST).exists()
+        if retrieval.documents and not exists:
+            try:
+                find_sources([Path(place) for place in retrieval.documents])
+            except BadDocument as error:
+                problems.append(f"{place_of(name)}.documents: {error}")
     return problems
 
 

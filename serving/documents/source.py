@@ -71,13 +71,7 @@ def find_sources(places: Sequence[Path]) -> FoundFiles:
             if inode not in seen:
                 seen.add(inode)
                 name = escaped(Path(base.name, path.relative_to(base)).as_posix())
-                source = SourceFile(name, str(path), status.st_size, status.st_mtime_ns)
-                if (other := by_name.setdefault(name, source)) is not source:
-                    raise BadDocument(
-                        f"{escaped(source.path)} and {escaped(other.path)}: both would be called "
-                        f"{name!r} in the index; index the folder that contains both, or rename "
-                        "one."
-                    )
+                _add(by_name, SourceFile(name, str(path), status.st_size, status.st_mtime_ns))
 
         if not is_readable:
             last_link = "".join(f" {link}" for link in links[links_before:][-1:])
@@ -101,9 +95,8 @@ def _files(base: Path, links: list[str]) -> Iterator[tuple[Path, os.stat_result]
         return
     root = base.resolve()
     outside = f"a link to outside {escaped(str(base))}, or to no file; name its target to index it"
-    for folder, folders, names in os.walk(
-        base, onerror=lambda error: skip(error.filename, error.strerror)
-    ):
+    walk = os.walk(base, onerror=lambda error: skip(error.filename, error.strerror))
+    for folder, folders, names in walk:
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(folder, name) for name in (*folders, *names) if not name.startswith(".")):
             try:
@@ -134,3 +127,11 @@ def _is_read(path: Path) -> bool:
             return not is_binary(file.read(_SAMPLE_BYTES))
     except OSError:
         return True
+
+
+def _add(by_name: dict[str, SourceFile], source: SourceFile) -> None:
+    if (other := by_name.setdefault(source.name, source)) is not source:
+        raise BadDocument(
+            f"{escaped(source.path)} and {escaped(other.path)}: both would be called "
+            f"{source.name!r} in the index; index the folder that contains both, or rename one."
+        )
