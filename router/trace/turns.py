@@ -216,6 +216,16 @@ class Turns:
         self.asks = dict[Ask, int]()
         """For each ask of a table, the number of its sub-query."""
 
+    def copy(self) -> "Turns":
+        """Return a copy to replay. A replay removes turns and searches, and the originals may be
+        needed again, if the resumed run is interrupted, too.
+        """
+        turns = Turns()
+        turns._turns = dict(self._turns)
+        turns._searches = dict(self._searches)
+        turns.asks = self.asks
+        return turns
+
     def turn(
         self,
         agent: AgentId,
