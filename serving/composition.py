@@ -5,7 +5,7 @@ them in reverse order.
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import msgspec
 
 from router.access import Access, Accounts, Key
 from router.administration import Administration, Auditor
-from router.background import background_tasks
+from router.background import background_tasks, task_group
 from router.calls import Readiness, Role, Upstreams
 from router.calls.health import watch_role
 from router.calls.replicas import Breaker
@@ -638,27 +638,30 @@ async def _listening(
                 log(f"pages are at {root}/")
             yield f"{address.rpartition(':')[0]}:{port}"
     finally:
-        await _drain(config.server, readiness, server, http_server)
-        await gateway.settled()
+        try:
+            await _drain(config.server, readiness, server, http_server)
+        finally:
+            await gateway.settled()
 
 
 async def _drain(
     config: ServerConfig, readiness: Readiness, server: Server, http_server: HTTPServer
 ) -> None:
     """Report that the gateway is not ready, and wait `drain_s` seconds, so that load balancers
-    notice. Then close the servers; running requests get `grace_s` seconds to finish.
-
-    A second signal cancels this task, and so ends the waiting. The error is suppressed, because the
-    store would otherwise not be closed properly.
+    notice. Then close the servers; running requests get `grace_s` seconds to finish. If this is
+    cancelled, it ends the waiting and still closes both servers.
     """
     grace_s = 0.0
-    with suppress(asyncio.CancelledError):
+    try:
         if config.drain_s:
             readiness.report("draining", ["store"], "the gateway stops")
             await asyncio.sleep(config.drain_s)
         grace_s = config.grace_s
-    with suppress(asyncio.CancelledError):
-        await asyncio.gather(server.drain(grace_s), http_server.drain())
+    finally:
+        # After a cancellation, `asyncio.gather` would not wait for both
+        async with task_group() as closing:
+            closing.create_task(server.drain(grace_s))
+            closing.create_task(http_server.drain())
 
 
 async def _recover(config: Config, upstream: _Upstream, routing: VersionRouting) -> None:

@@ -74,11 +74,12 @@ def test_a_second_signal_ends_the_gateway_immediately(
 def test_a_signal_leaves_an_empty_log(
     tmp_path: Path, upstream: socket.socket, signals: int
 ) -> None:
-    """Everything is in the database then, even if a second signal ends the pause of the drain."""
+    """Everything is in the database then, even if a second signal comes during `drain_s`."""
     with scripted_gateway.running() as retrieval, ExitStack() as stack:
         options = config_at(upstream, tmp_path, retrieval)
         config = Path(options[1])
         if signals == 2:
+            assert "[server]" in config.read_text()
             config.write_text(config.read_text().replace("[server]", "[server]\ndrain_s = 60"))
         server = stack.enter_context(service("serve", *options, cwd=tmp_path))
         address = server.ready()
