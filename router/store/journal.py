@@ -31,6 +31,7 @@ from router.store.log import RunLog
 from router.store.members import Members
 from router.store.names import RequestNames
 from router.store.parts import encoded_in_parts
+from router.store.projection import cancelled_among
 from router.store.quotas import (
     LIMITED,
     Period,
@@ -137,8 +138,8 @@ class LogJournal:
         find: Callable[[str], LiveRun | None] = lambda _run_id: None,
         keep_days: float | None = None,
     ) -> AsyncIterator["LogJournal"]:
-        """Open a journal. When the context is left, changes that are not in the database yet are
-        written to it.
+        """Open a journal. When the context is left, normally or by a cancellation, changes that are
+        not in the database yet are written to it.
 
         `log`: the log to write to; None for the log in its default folder. `on_cancel`: called with
         the identifier of a run whose cancellation was requested, maybe more than once. `on_health`:
@@ -158,12 +159,18 @@ class LogJournal:
                 database.caught_up = None if journal._members else journal._follower.caught_up
                 deleting = journal._keep_deleting(keep_days)
                 following = journal._follower.keep_following()
+                cancelled: asyncio.CancelledError | None = None
                 async with background_tasks(following, journal._keep_watching(), deleting):
-                    yield journal
+                    try:
+                        yield journal
+                    except asyncio.CancelledError as error:
+                        cancelled = error
                 with suppress(RolegateError):
                     done = await journal._follower.finish() and not journal._runs
                     if journal._members:
                         journal._members.done = done
+                if cancelled:
+                    raise cancelled
         finally:
             database.caught_up = None
             log.close(empty=done and not journal._unfinished)
@@ -223,6 +230,7 @@ class LogJournal:
         begun = Begun(stored, tenant.redact)
         run = RecordedRun(begun)
         payload = encode(begun)
+        run.before = before
         run.segment = (before or self._log.end).segment
         try:
             if self._commits and (earlier := await self._commits.begin(run.start, run.redact)):
@@ -245,7 +253,7 @@ class LogJournal:
             calls = list[Call]()
             for earlier_run in before.chain:
                 calls += (*earlier_run.calls, *earlier_run.cut())
-            turns = tuple(earlier_run.turns for earlier_run in before.chain)
+            turns = tuple(earlier_run.turns.copy() for earlier_run in before.chain)
             resumed = Resumed(before.start, turns, tuple(calls))
         return Admitted(self._quotas.limited(start), tenant.redact, tenant.training, resumed)
 
@@ -493,9 +501,9 @@ class LogJournal:
         problem: str | None = None
         for turn in count(1):
             await asyncio.sleep(_WATCH_S)
-            refusal: str | None = None
+            full: str | None = None
             try:
-                refusal = self._log.watch()
+                full = self._log.watch()
                 self._log.rotate()
                 self._forget_unfinished()
                 self._quotas.forget_minutes(time.time() - _OVER_S)
@@ -512,19 +520,23 @@ class LogJournal:
             except Exception as error:  # an unexpected error must not end the loop
                 problem = str(error) or type(error).__name__
 
+            late: str | None = None
             if self._follower.behind:
-                late = "too many runs are not in the database yet; try again later"
-                refusal = refusal or problem or late
-            self._refusal = refusal
-            self._on_health(refusal or problem)
+                late = problem or "too many runs are not in the database yet; try again later"
+            self._refusal = full or late
+            self._on_health(self._refusal or problem)
 
     async def _watch_database(self, *, deletes: bool) -> None:
         await self._end_lost()
         await self._read_settings()
-        for run_id in await self._database.write(
+        cancelled = await self._database.write(
             publish, list(self._runs), self._happened, on_disk=False, behind=True
-        ):
+        )
+        for run_id in cancelled:
             self._on_cancel(run_id)
+        if self._unfinished:
+            for run_id in await self._database.read(cancelled_among, [*self._unfinished]):
+                self._unfinished.pop(run_id, None)
         if deletes:
             await self._delete_segments()
 
@@ -568,7 +580,8 @@ def _differs(before: RecordedRun | None, now: RunStart) -> str:
 
 def _spent(connection: Connection) -> dict[Period, Tally]:
     current = select(SPENDING).where(SPENDING.c.period.in_(names(time.time())))
-    return {(tenant, period): Tally(*sums) for tenant, period, *sums in connection.execute(current)}
+    rows = connection.execute(current)
+    return {(tenant, period): Tally(*sums) for tenant, period, *sums in rows}
 
 
 def _delete_past(connection: Connection) -> None:
@@ -577,5 +590,5 @@ def _delete_past(connection: Connection) -> None:
     connection.execute(WARNINGS.delete().where(WARNINGS.c.period < month))
     for table in (SPENDING, LEASES):
         period = table.c.period
-        over = table.delete().where(period < minute, func.length(period) == len(minute))
-        connection.execute(over)
+        deletion = table.delete().where(period < minute, func.length(period) == len(minute))
+        connection.execute(deletion)

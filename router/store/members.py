@@ -93,12 +93,12 @@ class Members:
             await self._join()
             async with background_tasks(self._keep_looking(on_fenced)):
                 yield
+        finally:
             if self.done:
                 with suppress(StoreFailed):
                     await self.book_leases(complete=True)
                     leaving = GATEWAYS.delete().where(GATEWAYS.c.epoch == self.epoch)
                     await self._database.write(lambda connection: connection.execute(leaving))
-        finally:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._end_session)
             self._thread.shutdown()
 

@@ -19,6 +19,7 @@ from router.models import Completion, Message, Usage
 from router.store import Database, LogJournal, SQLArchive
 from router.store.check import check
 from router.store.log import RunLog
+from router.store.members import _fence
 from router.store.quotas import names
 from router.testing.postgres import running_postgres
 from router.trace import Call
@@ -239,35 +240,112 @@ async def test_a_failed_end_of_a_fenced_gateway_is_written_once(url: str, tmp_pa
     await database.close()
 
 
-async def test_a_run_of_a_fenced_gateway_is_resumed_by_a_repetition(url: str) -> None:
-    """The gateway need not restart, and makes no completed call again."""
-    now = time.time()
+@asynccontextmanager
+async def fenceable(url: str) -> AsyncIterator[tuple[Database, LogJournal, Callable[..., Any]]]:
+    """Open a journal. Also yield a function that closes the runs of the journal's gateway, as
+    another gateway does if this one seems dead, and waits until this one has noticed.
+    """
     database = await Database.open(url)
-    cancelled = asyncio.Queue[str]()
-    watched = LogJournal.writing(database, on_cancel=cancelled.put_nowait)
-    async with watched as journal, asyncio.timeout(30):
+    given_up = asyncio.Queue[str]()
+
+    async def fence(run_id: str) -> None:
+        (member,) = await rows(database, "SELECT epoch, session FROM gateways")
+        await database.write(_fence, *member)
+        assert await given_up.get() == run_id
+        rejoined = "SELECT epoch > :epoch FROM gateways"
+
+        async def is_back() -> bool:
+            return await rows(database, rejoined, epoch=member[0]) == [(True,)]
+
+        await eventually(is_back)
+
+    watched = LogJournal.writing(database, on_cancel=given_up.put_nowait)
+    async with watched as journal, asyncio.timeout(60):
+        yield database, journal, fence
+    await database.close()
+
+
+async def resumed(journal: LogJournal, run_id: str, now: float) -> Any:
+    """Begin a run with the `request_id` "mine", as soon as the journal admits runs. Return the
+    interrupted run that it resumes.
+    """
+    repetition = start(run_id, request_id="mine", started_at=now)
+    admitted = list[Admitted | EarlierRun]()
+
+    async def begins() -> bool:
+        admitted.append(await journal.begin(repetition))
+        return True
+
+    await eventually(begins)
+    assert isinstance(admitted[0], Admitted)
+    return admitted[0].resumed
+
+
+async def test_a_run_of_a_fenced_gateway_is_resumed_without_a_restart(url: str) -> None:
+    """The second time, too: calls and turns of the first run are not lost."""
+    now = time.time()
+    prompt = (Message("user", "Which film?"),)
+    agent = AgentId("delegation")
+    async with fenceable(url) as (database, journal, fence):
         await journal.begin(start("run-1", request_id="mine", started_at=now))
         for number in (1, 2):
             await journal.open(opened(ended("run-1", number, started_at=now)))
         journal.settle(ended("run-1", 1, started_at=now))
-        await change(database, "DELETE FROM gateways")
-        assert await cancelled.get() == "run-1"
-        await until(database, "SELECT status FROM runs", [("interrupted",)])
-        repetition = start("run-2", request_id="mine", started_at=now)
-        admitted: Any = None
+        journal.turn("run-1", agent, prompt, Completion("Heat", "stop"))
+        await fence("run-1")
 
-        async def begins() -> bool:
-            nonlocal admitted
-            admitted = await journal.begin(repetition)
-            return True
+        for run_id in ("run-2", "run-3"):
+            before = await resumed(journal, run_id, now)
+            calls = [(call.run_id, call.number, call.outcome) for call in before.calls]
+            assert calls == [("run-1", 1, "completed"), ("run-1", 2, "interrupted")]
+            completion = before.turns[-1].next_turn(agent, prompt)
+            assert completion == Completion("Heat", "stop")
+            if run_id == "run-2":
+                await fence(run_id)
+        await journal.finish(run("run-3", now, resumed_from="run-2", request_id="mine"))
+        statuses = await rows(database, "SELECT status FROM runs ORDER BY run_id")
+        assert statuses == [("interrupted",), ("interrupted",), ("finished",)]
+        assert (await check(database)).problems == []
 
-        await eventually(begins)
-        assert isinstance(admitted, Admitted)
-        assert admitted.resumed
-        outcomes = [(call.number, call.outcome) for call in admitted.resumed.calls]
-        assert outcomes == [(1, "completed"), (2, "interrupted")]
-        await journal.finish(run("run-2", now, resumed_from="run-1", request_id="mine"))
-    assert (await check(database)).problems == []
+
+async def test_a_cancelled_run_of_a_fenced_gateway_is_not_resumed(url: str) -> None:
+    """The other gateway has closed it as cancelled."""
+    now = time.time()
+    async with fenceable(url) as (database, journal, fence):
+        await journal.begin(start("run-1", request_id="mine", started_at=now))
+        await change(database, "UPDATE runs SET cancel_requested = true")
+        await fence("run-1")
+
+        async def is_dropped() -> bool:
+            return journal.unfinished("run-1") is None
+
+        await eventually(is_dropped)
+        assert await rows(database, "SELECT status FROM runs") == [("cancelled",)]
+        assert await resumed(journal, "run-2", now) is None
+        await journal.finish(run("run-2", now, request_id="mine"))
+
+
+async def test_a_cancelled_journal_is_closed_properly(url: str) -> None:
+    """For example by a second signal: the gateway leaves the group, and its log is empty."""
+    database = await Database.open(url)
+    log = RunLog.open(Path(database.log_folder) / "1")
+
+    async def serve() -> None:
+        async with LogJournal.writing(database, log) as journal:
+            await journal.begin(start("run-1", hold=Amount(5, 5)))
+            await journal.finish(run("run-1", NOW))
+            serving.set()
+            await asyncio.Future()
+
+    serving = asyncio.Event()
+    gateway = asyncio.create_task(serve())
+    await serving.wait()
+    gateway.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gateway
+    for table in ("gateways", "leases"):
+        assert await rows(database, f"SELECT * FROM {table}") == []
+    assert not list(log.folder.glob("*.log"))
     await database.close()
 
 
