@@ -2,9 +2,10 @@
 `python -m tests.serving.test_rate_limits [SECONDS]` prints the figures.
 
 The upstream counts itself: each request, and the tokens that it has read and written. Its counts
-are compared with the limits in two ways: by the minute in which the gateways began the request,
-which decides, and by the minute on the upstream's own clock. The latter may have a request more
-that was sent in the last milliseconds of the minute before.
+are compared with the limits in two ways: by the minute in which the gateways count, which decides,
+and by the minute on the upstream's own clock. The gateways count a request in the minute in which
+its run began, and its tokens in the minute in which its call began. Under load, a call may begin in
+the minute after its run.
 """
 
 import asyncio
@@ -158,7 +159,9 @@ async def measured(url: str, folder: Path, seconds: float) -> tuple[list[Row], S
         )
         await asyncio.gather(*callers)
         begun = await rows(
-            database, "SELECT run_id, tenant, key_id, started_at FROM calls ORDER BY run_id"
+            database,
+            "SELECT run_id, calls.tenant, calls.key_id, runs.started_at, calls.started_at "
+            "FROM calls JOIN runs USING (run_id) ORDER BY run_id",
         )
     await database.close()
     return figures(seen, limits, {run_id: rest for run_id, *rest in begun}), seen
@@ -170,11 +173,11 @@ def figures(
     """Return the upstream's counts of each account with limits."""
     sums: dict[tuple[str, str], dict[str, Counter[str]]] = {}
     for run_id, at, tokens in seen.served:
-        tenant, key_id, started_at = begun[run_id]
+        tenant, key_id, run_began, call_began = begun[run_id]
         for account in (tenant, f"key {key_id}"):
-            for of, count in (("requests", 1), ("tokens", tokens)):
+            for of, count, began in (("requests", 1, run_began), ("tokens", tokens, call_began)):
                 known = sums.setdefault((account, of), {"gateways": Counter(), "own": Counter()})
-                known["gateways"][names(started_at)[0]] += count
+                known["gateways"][names(began)[0]] += count
                 known["own"][names(at)[0]] += count
     return [
         Row(
