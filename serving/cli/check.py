@@ -28,7 +28,7 @@ from serving.live_check.live_check import LiveCheck, RoleCheck, live_check
 from serving.logs import errors_only
 from serving.retrieval.gaps import gaps_at
 from serving.retrieval.lexical import OUTDATED, has_words
-from serving.retrieval.manifest import MANIFEST, read_manifest
+from serving.retrieval.manifest import manifest_at, read_manifest
 from serving.retrieval.opening import identity_of
 
 _MARKS = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: "[dim]–[/dim]"}
@@ -141,12 +141,12 @@ def _not_built(config: Config) -> list[str]:
 
 
 def _without_documents(config: Config) -> list[str]:
-    """Return a message for each index that cannot be built when the gateway starts, because no
-    document can be found. Skips indexes that exist, which the gateway would continue to use.
+    """Return a message for each index that the gateway cannot build when it starts, because there
+    is no document. Indexes that exist are skipped: the gateway would continue to use them.
     """
     problems = []
     for name, retrieval in config.all_indexes.items():
-        exists = retrieval.index and (Path(retrieval.index) / MANIFEST).exists()
+        exists = retrieval.index and manifest_at(Path(retrieval.index))
         if retrieval.documents and not exists:
             try:
                 find_sources([Path(place) for place in retrieval.documents])

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from aiohttp import web
@@ -22,6 +23,7 @@ from serving.live_check.estimate import Measured, estimate
 from serving.live_check.turns import TURNS
 from serving.retrieval.build import build_index
 from serving.retrieval.embedder import EndpointEmbedder
+from serving.retrieval.manifest import Manifest
 from serving.retrieval.milvus import MilvusStore
 from serving.retrieval.services import RetrievalServicer
 from serving.topologies import PROMPTS
@@ -751,7 +753,11 @@ def test_a_folder_without_documents_is_reported(
     (documents / "a.txt").unlink()
     assert main(["check", "--config", str(file)]) == 1
     (tmp_path / "index").mkdir()
-    (tmp_path / "index/manifest.json").touch()
+    manifest = tmp_path / "index/manifest.json"
+    manifest.touch()  # damaged, so the gateway would build the index anew
+    assert main(["check", "--config", str(file)]) == 1
+    written_before = Manifest(2, "1", "tiny", 8, "l2", 1, 100, "", False, {})
+    manifest.write_bytes(msgspec.json.encode(written_before))
     assert main(["check", "--config", str(file)]) == 0
 
 
