@@ -84,8 +84,9 @@ def explained(error: Exception) -> str:
     first, such as "answer[1]: must be text, got a whole number".
     """
     text, _, place = str(error).partition(" - at `")
+    words = plain_words(text)
     place = place.strip("$.`").replace("` in `$.", " of ")
-    return f"{place}: {plain_words(text)}".removeprefix(": ")
+    return f"{place}: {words}" if place else words
 
 
 def plain_words(message: str) -> str:

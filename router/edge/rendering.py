@@ -104,9 +104,10 @@ class CitedAnswer(Frozen):
             )
         if not self.citations:
             return "" if self.unsupported else "No retrieved passage supports this answer."
-        numbered = enumerate(self.citations, 1)
-        lines = (f"[{number}] {markdown(source_line(citation))}" for number, citation in numbered)
-        return "\n".join((SOURCES.strip(), *lines))
+        lines = [SOURCES.strip()]
+        for number, citation in enumerate(self.citations, 1):
+            lines.append(f"[{number}] {markdown(source_line(citation))}")
+        return "\n".join(lines)
 
 
 def marked(answer: str, sentences: Sequence[Any]) -> str:

@@ -164,7 +164,7 @@ class LogJournal:
                     try:
                         yield journal
                     except asyncio.CancelledError as error:
-                        cancelled = error
+                        cancelled = error  # raised below, after the last changes are written
                 with suppress(RolegateError):
                     done = await journal._follower.finish() and not journal._runs
                     if journal._members:

@@ -109,7 +109,8 @@ class Server:
             await self._gateway.settled()
 
         # `grpc.aio.Server.stop` does not wait for the tasks of cancelled calls. If the event loop
-        # ended before them, gRPC would print a traceback for each.
+        # ended before them, gRPC would print a traceback for each. These tasks are known only by
+        # the name of their coroutine, so this also waits for calls of other servers in the process.
         calls = [task for task in asyncio.all_tasks() if "_schedule_rpc" in str(task)]
         if calls:
             await asyncio.wait(calls, timeout=_ENDING_S)
